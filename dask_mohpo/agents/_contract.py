@@ -1,0 +1,149 @@
+"""What an agent is: a batch of S independent learners that train together.
+
+The training function drives an agent through `train` and asks it for `policies`; evaluation rolls
+those out. Neither knows which algorithm it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from dask_mohpo.errors import UnknownNameError, UsageError
+
+__all__ = [
+    "Actor",
+    "Agent",
+    "Config",
+    "Policies",
+    "decay",
+    "generators",
+]
+
+
+class Actor(Protocol):
+    """Policies in the middle of their episodes: N rows for each of S learners."""
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """Actions (S, N) or (S, N, action_dim) for observations (S, N, obs_dim)."""
+        ...
+
+    def observe(self, rewards: np.ndarray) -> None:
+        """Take note of the rewards (S, N, num_objectives) that the last actions brought."""
+        ...
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Go on with these rows (S, M) only; a row may stand in it more than once."""
+        ...
+
+
+class Policies(Protocol):
+    """The greedy policies that S learners have to offer; their returns make the fronts."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many policies each learner has, at least 1."""
+        ...
+
+    def start(self, policy: np.ndarray) -> Actor:
+        """Begin an episode in every row: row (s, n) follows policy `policy[s, n]` of learner s."""
+        ...
+
+
+class Agent(Protocol):
+    """S learners with one configuration, each with a seed of its own.
+
+    Learner s draws from its own random generators only, so its result does not depend on who
+    shares the batch, up to floating-point reassociation.
+    """
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """Environment steps that each learner has taken."""
+        ...
+
+    def train(self, until: int) -> None:
+        """Train until every learner has taken at least `until` steps."""
+        ...
+
+    def policies(self, num_weights: int) -> Policies:
+        """The policies to evaluate: about `num_weights` for each learner."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of the algorithms' hyperparameters: reads and checks a configuration."""
+
+    ALGO: ClassVar[str]
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Name → default value, in plain JSON values."""
+        values = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Config:
+        """Build from a configuration.
+
+        Raises
+        ------
+        UnknownNameError
+            A name that the algorithm does not take.
+        UsageError
+            A value of the wrong type or out of range.
+        """
+        for name in values:
+            if name not in cls.names():
+                raise UnknownNameError(f"hyperparameter of {cls.ALGO}", name, cls.names())
+        types = {f.name: str(f.type) for f in fields(cls)}
+        return cls(**{k: cls._convert(k, types[k], v) for k, v in values.items()})
+
+    @classmethod
+    def _convert(cls, name: str, kind: str, value: Any) -> Any:
+        """A value in the type of its field, or a UsageError that names both."""
+        options = [part.strip() for part in kind.split("|")]
+        if value is None and "None" in options:
+            return None
+        if isinstance(value, np.generic):
+            value = value.item()
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if "bool" in options and isinstance(value, bool):
+            return value
+        if "int" in options and is_number and float(value).is_integer():
+            return float(value) if "float" in options and isinstance(value, float) else int(value)
+        if "float" in options and is_number and np.isfinite(value):
+            return float(value)
+        for item in ("int", "float"):
+            if f"tuple[{item}, ...]" in options and isinstance(value, list | tuple):
+                return tuple(cls._convert(name, item, v) for v in value)
+        raise UsageError(f"{cls.ALGO}: {name} = {value!r} is not valid; it takes {kind}.")
+
+    def _require(self, name: str, valid: bool, what: str) -> None:
+        if not valid:
+            value = getattr(self, name)
+            raise UsageError(f"{self.ALGO}: {name} = {value!r} is not valid; it takes {what}.")
+
+
+def decay(start: float, end: float, steps: float | None, total: int, step: int) -> float:
+    """Linear schedule from `start` at step 0 to `end` at `steps`, constant from there.
+
+    `steps` ≤ 1 is a fraction of the budget `total`; None keeps `start` for ever.
+    """
+    if steps is None:
+        return start
+    length = steps * total if steps <= 1 else steps
+    return end if step >= length else start + (end - start) * step / length
+
+
+def generators(seeds: Sequence[int], stream: int) -> list[np.random.Generator]:
+    """One generator per learner; different streams of one seed are independent."""
+    return [np.random.default_rng([seed, stream]) for seed in seeds]

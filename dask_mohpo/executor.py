@@ -1,0 +1,547 @@
+"""The driver's loop: keep every slot busy, oldest trial first, and lose nothing.
+
+One `as_completed` loop in one thread. A seed task goes to a free slot as soon as there is one; a
+look-ahead of half the slots waits behind running ones, so that a short seed's slot does not idle
+until the driver has noticed. Optuna is asked only when there is a place for a seed task and no
+seed of an older trial to put there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from distributed import Client, Future, as_completed
+from optuna.trial import TrialState
+
+from dask_mohpo import ledger
+from dask_mohpo.errors import ClusterError, StudyFailedError
+from dask_mohpo.objectives import seed_value, trial_value
+from dask_mohpo.records import SeedResult, SeedTask
+from dask_mohpo.slots import Slots
+from dask_mohpo.training import checkpoint_path, request_stop, train_seeds
+
+__all__ = ["Executor", "Plan", "Snapshot"]
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.2
+REFRESH_SECONDS = 1.0
+USAGE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to run, and how to deal with what goes wrong."""
+
+    n_trials: int
+    seeds: tuple[int, ...]
+    seeds_per_task: int
+    seed_retries: int
+    max_failures: int
+    aggregate: str
+    failed_seeds: str
+    timeout: float | None
+    worker_timeout: float
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Where a study stands, for the progress display."""
+
+    n_trials: int
+    done: int
+    running: int
+    failed: int
+    seeds_done: int
+    seeds_total: int
+    best: float | None
+    busy: int
+    slots: int
+    seconds_left: float | None
+
+
+@dataclass
+class _OpenTrial:
+    """A trial that was asked and not yet told."""
+
+    trial: optuna.Trial
+    config: dict[str, Any]
+    values: dict[int, float | None] = field(default_factory=dict)
+    """Seed → its value, None for a seed that failed for good."""
+    running: int = 0
+    doomed: bool = False
+    """A seed failed and so the trial will: no more seeds are started."""
+    error: str = ""
+
+
+@dataclass(order=True)
+class _Waiting:
+    """Seeds of a trial that wait for a slot; ordered by age of the trial."""
+
+    trial: int
+    seeds: tuple[int, ...]
+    attempt: int
+
+
+class _Interrupts:
+    """Ctrl-C and SIGTERM, while in the `with` block, in the main thread.
+
+    The first only sets `requested`; the second raises KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def _handle(self, signum: int, frame: object) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(s, self._handle) for s in signals]
+        try:
+            yield
+        finally:
+            for s, handler in zip(signals, before, strict=True):
+                signal.signal(s, handler)
+
+
+class Executor:
+    """Runs a study on a cluster.
+
+    Parameters
+    ----------
+    client : connected to the cluster.
+    study : to ask and to tell.
+    plan : what to run.
+    suggest : Optuna trial → configuration.
+    make_task : (trial number, configuration, seeds, attempt, session) → seed task.
+    callbacks : called with (study, finished trial) after each trial, as Optuna calls its own.
+    on_change : called with a `Snapshot` now and then.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        study: optuna.Study,
+        plan: Plan,
+        *,
+        suggest: Callable[[optuna.Trial], dict[str, Any]],
+        make_task: Callable[[int, dict[str, Any], tuple[int, ...], int, str], SeedTask],
+        callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = (),
+        on_change: Callable[[Snapshot], None] | None = None,
+    ) -> None:
+        self.session = os.urandom(4).hex()
+        self.open_at_ask: list[int] = []
+        """How many trials were open at each ask: fewer is fresher for the sampler."""
+        self._client = client
+        self._study = study
+        self._plan = plan
+        self._suggest = suggest
+        self._make_task = make_task
+        self._callbacks = callbacks
+        self._on_change = on_change
+        self._slots = Slots(client, plan.resources, plan.worker_timeout)
+        self._done = as_completed(with_results=True, raise_errors=False, loop=client.loop)
+        self._in_flight: dict[Future, SeedTask] = {}
+        self._adrift: list[Future] = []
+        """Finished on a worker that was gone when the driver looked."""
+        self._open: dict[int, _OpenTrial] = {}
+        self._waiting: list[_Waiting] = []
+        self._moves = 0
+        self._began = time.monotonic()
+        self._seed_seconds: list[float] = [0.0, 0.0]  # how many seeds, and their sum
+        self._stop_reason: str | None = None
+        self._failures = 0
+        self._counts = {"complete": 0, "fail": 0}
+        self._asked = 0
+        self._best: float | None = None
+        self._first_error = ""
+
+    def run(self) -> str:
+        """Run until `n_trials` trials are told, or until stopped.
+
+        Returns
+        -------
+        ``"done"``, ``"timeout"`` or ``"interrupted"``.
+
+        Raises
+        ------
+        NoWorkersError
+            No worker offers what a seed task needs.
+        StudyFailedError
+            The first trials all failed.
+        KeyboardInterrupt
+            A second Ctrl-C.
+        """
+        interrupts = _Interrupts()
+        self._began = time.monotonic()
+        with interrupts.installed():
+            try:
+                self._take_up()
+                if self._remaining():
+                    self._slots.refresh()
+                    self._loop(interrupts)
+            finally:
+                self._client.cancel(list(self._in_flight), force=True)
+                self._in_flight.clear()
+                self._record_usage()
+                self._show()
+        return self._stop_reason or "done"
+
+    def _loop(self, interrupts: _Interrupts) -> None:
+        refreshed = shown = recorded = time.monotonic()
+        while True:
+            self._fill()
+            if not self._in_flight and (self._stop_reason or not self._remaining()):
+                self._slots.refresh()
+                return
+            event = self._next_event()
+            if event is not None:
+                self._handle(*event)
+            now = time.monotonic()
+            if self._stop_reason is None:
+                if interrupts.requested:
+                    self._stop("interrupted")
+                elif self._plan.timeout is not None and now - self._began >= self._plan.timeout:
+                    self._stop("timeout")
+            if now - recorded >= USAGE_SECONDS:
+                recorded = now
+                self._record_usage()
+            if now - refreshed >= REFRESH_SECONDS:
+                refreshed = now
+                self._move_lost(self._slots.refresh())
+                if self._stop_reason is not None:
+                    self._tell_workers_to_stop()  # some may have joined since
+            if event is None or now - shown >= REFRESH_SECONDS:
+                shown = now
+                self._show()
+
+    def _record_usage(self) -> None:
+        elapsed = time.monotonic() - self._began
+        ledger.record_usage(self._study, self.session, self._slots.slot_seconds, elapsed)
+
+    def _next_event(self) -> tuple[Future, Any] | None:
+        """The next finished future, or None after a tick."""
+        with self._done.thread_condition:
+            if not self._done.has_ready():
+                self._done.thread_condition.wait(TICK_SECONDS)
+        return next(self._done) if self._done.has_ready() else None
+
+    # --- what to run next -----------------------------------------------------------------
+
+    def _take_up(self) -> None:
+        """Go on with the trials that an earlier driver left unfinished."""
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state == TrialState.WAITING:
+                continue
+            self._asked += 1
+            if trial.state == TrialState.COMPLETE:
+                self._count(trial.value)
+            elif trial.state == TrialState.FAIL:
+                self._count(None)
+            elif trial.state == TrialState.RUNNING:
+                self._reopen(trial)
+        self._failures = 0  # of earlier drivers; the set-up may have been mended since
+
+    def _reopen(self, frozen: optuna.trial.FrozenTrial) -> None:
+        trial = optuna.Trial(self._study, frozen._trial_id)
+        config = ledger.stored_config(frozen)
+        if config is None:
+            config = self._configure(trial)
+            if config is None:
+                return
+        opened = self._open[trial.number] = _OpenTrial(trial, config)
+        attempts: dict[int, int] = {}
+        for result in ledger.trial_results(frozen):
+            if result.state == "finished" or result.attempt >= self._plan.seed_retries:
+                self._settle(opened, result)
+            else:
+                attempts[result.seed] = result.attempt + 1
+        fresh = [s for s in self._plan.seeds if s not in opened.values and s not in attempts]
+        self._queue(trial.number, fresh)
+        for seed, attempt in attempts.items():
+            heapq.heappush(self._waiting, _Waiting(trial.number, (seed,), attempt))
+        self._conclude_if_over(trial.number)
+
+    def _ask(self) -> None:
+        self.open_at_ask.append(len(self._open))
+        trial = self._study.ask()
+        self._asked += 1
+        config = self._configure(trial)
+        if config is not None:
+            self._open[trial.number] = _OpenTrial(trial, config)
+            self._queue(trial.number, self._plan.seeds)
+
+    def _configure(self, trial: optuna.Trial) -> dict[str, Any] | None:
+        """The trial's configuration, stored; None where the search space itself failed."""
+        try:
+            config = self._suggest(trial)
+        except Exception as error:  # a user's callable may raise anything
+            text = "".join(traceback.format_exception(error))
+            logger.warning("trial %d: the search space failed: %s", trial.number, error)
+            self._tell(_OpenTrial(trial, {}, doomed=True, error=text), None)
+            return None
+        ledger.record_config(trial, config)
+        return config
+
+    def _queue(self, number: int, seeds: Sequence[int]) -> None:
+        size = self._plan.seeds_per_task
+        for start in range(0, len(seeds), size):
+            task = _Waiting(number, tuple(seeds[start : start + size]), 0)
+            heapq.heappush(self._waiting, task)
+
+    def _remaining(self) -> bool:
+        """Whether anything is left to train."""
+        return bool(self._waiting or self._open or self._asked < self._plan.n_trials)
+
+    def _next_waiting(self, *, ask: bool) -> _Waiting | None:
+        while self._waiting:
+            entry = heapq.heappop(self._waiting)
+            opened = self._open.get(entry.trial)
+            if opened is not None and not opened.doomed:
+                return entry
+        while ask and self._asked < self._plan.n_trials:
+            self._ask()
+            if self._waiting:
+                return heapq.heappop(self._waiting)
+        return None
+
+    def _fill(self, *, ask: bool = True) -> None:
+        """Give every free slot a seed task, then queue the look-ahead."""
+        while self._stop_reason is None:
+            address = self._slots.idle() or self._look_ahead()
+            if address is None:
+                return
+            entry = self._next_waiting(ask=ask)
+            if entry is None:
+                return
+            self._submit(entry, address)
+
+    def _look_ahead(self) -> str | None:
+        """Where a seed task should wait behind another; None: nowhere.
+
+        Not near the end, where the slot that frees first should take the next seed.
+        """
+        to_ask = max(0, self._plan.n_trials - self._asked) * len(self._plan.seeds)
+        unplaced = len(self._waiting) + to_ask // self._plan.seeds_per_task
+        return self._slots.next_in_line() if unplaced > 3 * self._slots.total else None
+
+    def _submit(self, entry: _Waiting, address: str) -> None:
+        opened = self._open[entry.trial]
+        task = self._make_task(
+            entry.trial, opened.config, entry.seeds, entry.attempt, self.session
+        )
+        future = self._client.submit(
+            train_seeds,
+            task,
+            key=task.key if not self._moves else f"{task.key}-{self._moves}",
+            workers=[address],
+            resources=dict(self._plan.resources) or None,
+            priority=-entry.trial,
+            pure=False,
+        )
+        opened.running += 1
+        self._in_flight[future] = task
+        self._slots.give(address, future)
+        self._done.add(future)
+
+    # --- what came back -------------------------------------------------------------------
+
+    def _handle(self, future: Future, outcome: Any) -> None:
+        task = self._in_flight.pop(future, None)
+        if task is None:
+            return  # it was moved to another worker
+        self._slots.take_back(future)
+        status = future.status
+        future.release()
+        self._fill(ask=False)  # the slot need not wait until the result is stored
+        opened = self._open[task.trial]
+        opened.running -= 1
+        if status == "finished":
+            for result in outcome:
+                self._absorb(opened, task, result)
+        elif status == "cancelled":
+            self._requeue(task)
+        else:
+            error = outcome[1] if isinstance(outcome, tuple) else outcome
+            self._absorb_loss(opened, task, error)
+        self._conclude_if_over(task.trial)
+
+    def _absorb(self, opened: _OpenTrial, task: SeedTask, result: SeedResult) -> None:
+        """Store one seed's result; try the seed again where it failed."""
+        if result.state == "stopped":
+            return
+        ledger.record_result(opened.trial, result)
+        if result.state == "finished":
+            checkpoint_path(task.checkpoint_dir, task.trial, result.seed).unlink(missing_ok=True)
+        elif result.attempt < self._plan.seed_retries:
+            logger.warning(
+                "trial %d, seed %d failed and is tried again (%d of %d): %s",
+                result.trial, result.seed, result.attempt + 1, self._plan.seed_retries, result.error,
+            )  # fmt: skip
+            again = _Waiting(result.trial, (result.seed,), result.attempt + 1)
+            heapq.heappush(self._waiting, again)
+            return
+        self._settle(opened, result)
+
+    def _absorb_loss(self, opened: _OpenTrial, task: SeedTask, error: object) -> None:
+        """A task that gave no result: its process died, or it could not even be started."""
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
+        for seed in task.seeds:
+            result = SeedResult(
+                trial=task.trial,
+                seed=seed,
+                attempt=task.attempt,
+                state="failed",
+                front=None,
+                ref_point=task.ref_point,
+                eval_gamma=task.eval_gamma,
+                ended=time.time(),
+                error=reason,
+                traceback="".join(traceback.format_exception(error))
+                if isinstance(error, Exception)
+                else reason,
+            )
+            self._absorb(opened, task, result)
+
+    def _settle(self, opened: _OpenTrial, result: SeedResult) -> None:
+        """The last word on a seed."""
+        value = seed_value(result)
+        opened.values[result.seed] = value
+        if value is None:
+            opened.error = opened.error or result.traceback or result.error or ""
+            opened.doomed = opened.doomed or self._plan.failed_seeds == "fail"
+            logger.warning(
+                "trial %d, seed %d failed: %s", result.trial, result.seed, result.error
+            )
+        elif result.wall_seconds:
+            self._seed_seconds[0] += 1
+            self._seed_seconds[1] += result.wall_seconds
+
+    def _conclude_if_over(self, number: int) -> None:
+        opened = self._open[number]
+        missing = [s for s in self._plan.seeds if s not in opened.values]
+        if opened.running or (missing and not opened.doomed):
+            return
+        del self._open[number]
+        values = [opened.values[s] for s in self._plan.seeds if s in opened.values]
+        self._tell(
+            opened, trial_value(values, self._plan.aggregate, self._plan.failed_seeds)
+        )
+
+    def _tell(self, opened: _OpenTrial, value: float | None) -> None:
+        if value is None:
+            self._study.tell(opened.trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(opened.trial, value)
+        self._count(value)
+        if value is None:
+            self._first_error = self._first_error or opened.error
+        if self._callbacks:
+            frozen = self._study.get_trials(deepcopy=False)[opened.trial.number]
+            for callback in self._callbacks:
+                callback(self._study, frozen)
+        self._show()
+        if self._failures >= self._plan.max_failures and not self._counts["complete"]:
+            raise StudyFailedError(self._study.study_name, self._failures, self._first_error)
+
+    def _count(self, value: float | None) -> None:
+        self._counts["fail" if value is None else "complete"] += 1
+        if value is None:
+            self._failures += 1
+        else:
+            self._best = value if self._best is None else max(self._best, value)
+
+    def _requeue(self, task: SeedTask) -> None:
+        self._moves += 1
+        entry = _Waiting(task.trial, task.seeds, task.attempt)
+        heapq.heappush(self._waiting, entry)
+
+    def _move_lost(self, lost: Sequence[tuple[Future, bool]]) -> None:
+        """Deal with the seed tasks of workers that are gone.
+
+        The one that may have been running is charged with the death; those queued behind it never
+        ran, and go elsewhere without losing one of their retries.
+        """
+        candidates = [*((future, True) for future in self._adrift), *lost]
+        self._adrift = []
+        for future, may_have_run in candidates:
+            task = self._in_flight.get(future)
+            if task is None:
+                continue
+            if future.status == "finished":
+                # Its result is on the way through the loop, unless it died with the worker.
+                self._adrift.append(future)
+                continue
+            del self._in_flight[future]
+            future.cancel()
+            opened = self._open[task.trial]
+            opened.running -= 1
+            if may_have_run:
+                error = ClusterError("the worker process died while it trained this seed")
+                self._absorb_loss(opened, task, error)
+            else:
+                self._requeue(task)
+            self._conclude_if_over(task.trial)
+
+    # --- stopping and telling -------------------------------------------------------------
+
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = reason
+        if self._in_flight:
+            logger.warning(
+                "study %s: %s; waiting until %d seed tasks reach their next milestone "
+                "(Ctrl-C again stops at once)",
+                self._study.study_name,
+                "the time is over" if reason == "timeout" else reason,
+                min(len(self._in_flight), self._slots.busy),
+            )
+        self._tell_workers_to_stop()
+
+    def _tell_workers_to_stop(self) -> None:
+        """Running seeds stop at their next milestone; queued ones return as soon as they start."""
+        self._client.run(request_stop, self.session, wait=False, on_error="ignore")
+
+    def _show(self) -> None:
+        if self._on_change is None:
+            return
+        per_trial = len(self._plan.seeds)
+        total = max(self._plan.n_trials, self._asked) * per_trial
+        told = sum(self._counts.values())
+        done = told * per_trial + sum(len(opened.values) for opened in self._open.values())
+        number, seconds = self._seed_seconds
+        left = None
+        if number and self._slots.total:
+            left = (total - done) * seconds / number / self._slots.total
+        self._on_change(
+            Snapshot(
+                n_trials=max(self._plan.n_trials, self._asked),
+                done=self._counts["complete"],
+                running=len(self._open),
+                failed=self._counts["fail"],
+                seeds_done=done,
+                seeds_total=total,
+                best=self._best,
+                busy=self._slots.busy,
+                slots=self._slots.total,
+                seconds_left=left,
+            )
+        )

@@ -1,0 +1,108 @@
+"""What travels between driver and workers: frozen records, plain enough to be stored as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Milestone", "SeedResult", "SeedTask", "Trainable"]
+
+Trainable = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedTask:
+    """The training of one configuration with one or more seeds in one Dask task."""
+
+    study: str
+    trial: int
+    seeds: tuple[int, ...]
+    attempt: int
+    """0 for the first try of these seeds, one more for each retry."""
+    session: str
+    """Names one run of the driver; keeps the Dask keys of two runs of one study apart."""
+    algo: Trainable
+    env_id: str
+    config: Mapping[str, Any]
+    total_timesteps: int
+    ref_point: tuple[float, ...]
+    eval_gamma: float
+    num_eval_weights: int
+    num_eval_episodes: int
+    milestones: int
+    checkpoint_dir: str
+    exclusive: bool
+    """True where the worker must train one seed task at a time although it has more threads."""
+
+    @property
+    def key(self) -> str:
+        """The Dask key; unique for every try of every seed of every run of the driver."""
+        seeds = "+".join(map(str, self.seeds))
+        return f"{self.study}-trial{self.trial}-seed{seeds}-attempt{self.attempt}-{self.session}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Milestone:
+    """A point in training where the seed reported a front."""
+
+    step: int
+    hypervolume: float
+    seconds: float
+    """Wall seconds since the seed task started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedResult:
+    """What one seed gives back: front, learning curve, cost, provenance."""
+
+    trial: int
+    seed: int
+    attempt: int
+    state: str
+    """``finished``, ``failed`` (see `error`), or ``stopped`` at a milestone on request."""
+    front: np.ndarray | None
+    """Non-dominated expected returns (n_points, n_objectives), maximised, discounted with
+    `eval_gamma`; None unless finished."""
+    milestones: tuple[Milestone, ...] = ()
+    ref_point: tuple[float, ...] = ()
+    eval_gamma: float = 1.0
+    steps: int = 0
+    """Environment steps trained."""
+    started: float = 0.0
+    """Unix time."""
+    ended: float = 0.0
+    """Unix time."""
+    wall_seconds: float = 0.0
+    """Of the seed task, divided by the number of seeds that shared it."""
+    cpu_seconds: float = 0.0
+    """Of the worker process while the task ran, divided likewise."""
+    peak_memory: int = 0
+    """Largest resident set of the worker process while the task ran, in bytes."""
+    worker: str = ""
+    host: str = ""
+    device: str = ""
+    threads: int = 0
+    error: str | None = None
+    """One line."""
+    traceback: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what `json.dumps` takes; the inverse of `from_json`."""
+        data = asdict(self)
+        data["front"] = None if self.front is None else self.front.tolist()
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SeedResult:
+        """Build from what `to_json` gave; fields of later versions are passed over."""
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in data.items() if name in known}
+        ref_point = tuple(values.get("ref_point", ()))
+        front = values["front"]
+        if front is not None:
+            front = np.asarray(front, dtype=float).reshape(-1, len(ref_point))
+        milestones = tuple(Milestone(**m) for m in values.get("milestones", ()))
+        return cls(**{**values, "front": front, "ref_point": ref_point, "milestones": milestones})

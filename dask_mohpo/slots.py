@@ -1,0 +1,159 @@
+"""The slots of a cluster: which there are, and what each of them has been given.
+
+The driver places every seed task on a worker itself. Dask sends a task that needs resources to a
+worker at once and leaves it there, behind a long one, while another worker idles; and it counts a
+worker's death against all tasks that were assigned to it, also those that never ran.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from distributed import Client, Future
+
+from dask_mohpo.errors import ClusterError, NoWorkersError
+
+__all__ = ["Slots", "choose_resources"]
+
+
+def choose_resources(client: Client, resources: Mapping[str, float] | None) -> dict[str, float]:
+    """What a seed task asks for: as given, else one GPU where any worker offers GPUs."""
+    if resources is not None:
+        return dict(resources)
+    workers = _workers(client).values()
+    return {"GPU": 1} if any(w["resources"].get("GPU", 0) >= 1 for w in workers) else {}
+
+
+def _workers(client: Client) -> dict[str, Any]:
+    try:
+        return dict(client.scheduler_info(n_workers=-1)["workers"])
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(
+            f"the scheduler at {client.scheduler and client.scheduler.address} does not answer "
+            f"({error}). The study's results so far are stored; run the same call again to go on."
+        ) from error
+
+
+class Slots:
+    """Keeps count of the slots.
+
+    Parameters
+    ----------
+    client : a connected client.
+    resources : what one seed task needs; empty: each worker is one slot.
+    worker_timeout : seconds without any slot until `refresh` raises.
+    """
+
+    def __init__(
+        self, client: Client, resources: Mapping[str, float], worker_timeout: float
+    ) -> None:
+        self.resources = dict(resources)
+        self.slot_seconds = 0.0
+        self._client = client
+        self._timeout = worker_timeout
+        self._capacity: dict[str, int] = {}  # of the workers that take new tasks now
+        self._slots_of: dict[str, int] = {}  # of all that were ever given one and are there
+        self._given: dict[str, list[Future]] = {}
+        self._where: dict[Future, str] = {}
+        self._fixed = not _more_expected(client)
+        self._last_seen = self._last_refresh = time.monotonic()
+
+    @property
+    def total(self) -> int:
+        """Slots that there are now."""
+        return sum(self._capacity.values())
+
+    @property
+    def busy(self) -> int:
+        """Slots that have something to do, as far as the driver knows."""
+        return sum(min(len(self._given[a]), n) for a, n in self._capacity.items())
+
+    def refresh(self) -> list[tuple[Future, bool]]:
+        """Look which workers there are.
+
+        Returns
+        -------
+        The futures whose worker is gone, each with whether it may have been running there.
+
+        Raises
+        ------
+        NoWorkersError
+            No worker offers the resources: at once where no more workers are on their way at the
+            start, else after `worker_timeout`.
+        """
+        now = time.monotonic()
+        self.slot_seconds += self.total * (now - self._last_refresh)
+        self._last_refresh = now
+        workers = _workers(self._client)
+        capacity = {a: n for a, w in workers.items() if (n := self._capacity_of(w)) > 0}
+        lost = []
+        for address in [a for a in self._given if a not in workers]:
+            slots = self._slots_of.pop(address)
+            for place, future in enumerate(self._given.pop(address)):
+                del self._where[future]
+                lost.append((future, place < slots))
+        for address, slots in capacity.items():
+            self._given.setdefault(address, [])
+            self._slots_of[address] = slots
+        self._capacity = capacity
+        if capacity:
+            self._last_seen, self._fixed = now, False
+        elif self._fixed or now - self._last_seen >= self._timeout:
+            offers = {str(w["name"]): w["resources"] for w in workers.values()}
+            raise NoWorkersError(self.resources, offers, now - self._last_seen)
+        return lost
+
+    def _capacity_of(self, worker: Mapping[str, Any]) -> int:
+        if worker["status"] != "running":
+            return 0
+        if not self.resources:
+            return 1
+        offers = worker["resources"]
+        times = min(int(offers.get(name, 0) // need) for name, need in self.resources.items())
+        return min(times, worker["nthreads"])
+
+    def idle(self) -> str | None:
+        """The address of a worker with a free slot, the least loaded; None: all are busy."""
+        free = [(len(self._given[a]) / n, a) for a, n in self._capacity.items()]
+        load, address = min(free, default=(1.0, ""))
+        return address if load < 1 else None
+
+    def next_in_line(self) -> str | None:
+        """A worker that is busy, with nothing queued, the one busy for longest.
+
+        None where half of the slots (at least one) have a seed task queued already.
+        """
+        queued = len(self._where) - self.busy
+        if queued >= max(1, self.total // 2):
+            return None
+        started = {future: place for place, future in enumerate(self._where)}
+        candidates = [
+            (started[self._given[a][0]], a)
+            for a, n in self._capacity.items()
+            if len(self._given[a]) == n
+        ]
+        return min(candidates)[1] if candidates else None
+
+    def give(self, address: str, future: Future) -> None:
+        self._given[address].append(future)
+        self._where[future] = address
+
+    def take_back(self, future: Future) -> None:
+        """The future is done."""
+        address = self._where.pop(future, None)
+        if address is not None:
+            self._given[address].remove(future)
+
+
+def _more_expected(client: Client) -> bool:
+    """Whether workers may still be coming: the cluster asked for more than there are."""
+    cluster = client.cluster
+    workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    if cluster is None:
+        return workers == 0  # only an address: somebody may be starting workers just now
+    adaptive = getattr(cluster, "_adaptive", None)
+    if adaptive is not None and adaptive.maximum > workers:
+        return True
+    return len(getattr(cluster, "worker_spec", ())) > workers

@@ -1,0 +1,643 @@
+"""Search spaces: which hyperparameters are searched, and where.
+
+A space is written in one of four forms:
+
+- a mapping whose values are Optuna distributions, ``{low, high, log, step, type}``, lists of
+  choices, or constants;
+- our own YAML, which is that mapping in a file;
+- a W&B sweep file;
+- a callable ``trial -> dict`` for conditional spaces.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import yaml
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
+from optuna.trial import BaseTrial, FixedTrial
+
+from dask_mohpo._wandb_sweep import (
+    SWEEP_KEYS,
+    Normal,
+    Rounded,
+    check_keys,
+    check_range,
+    is_sweep,
+    read_number,
+    read_sweep,
+    text_to_number,
+)
+from dask_mohpo.errors import SpaceError, UnknownNameError
+
+__all__ = ["DefaultTrial", "SearchSpace", "check_config_names", "incompatible"]
+
+_logger = logging.getLogger(__name__)
+
+_KEYS = ("choices", "high", "log", "low", "step", "type", "value", "values")
+_EXAMPLE = "learning_rate: {low: 1e-4, high: 1e-2, log: true}"
+_PLAIN = "null, a truth value, a finite number, text, or lists and text-keyed mappings of these"
+_UNKNOWN = object()
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """Choices that may be lists, which Optuna does not store: it sees their JSON text."""
+
+    choices: tuple[Any, ...]
+    codes: tuple[Any, ...]
+
+    def decode(self, code: Any) -> Any:
+        return copy.deepcopy(self.choices[self.codes.index(code)])
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """One hyperparameter: a constant where `distribution` is None."""
+
+    name: str
+    distribution: BaseDistribution | None = None
+    transform: _Coded | Normal | Rounded | None = None
+    constant: Any = None
+
+    @property
+    def optuna_name(self) -> str:
+        return self.name + (self.transform.suffix if isinstance(self.transform, Normal) else "")
+
+    def suggest(self, trial: BaseTrial) -> Any:
+        name, dist = self.optuna_name, self.distribution
+        if isinstance(dist, FloatDistribution):
+            value: Any = float(
+                trial.suggest_float(name, dist.low, dist.high, log=dist.log, step=dist.step)
+            )
+        elif isinstance(dist, IntDistribution):
+            value = trial.suggest_int(name, dist.low, dist.high, log=dist.log, step=dist.step)
+        elif isinstance(dist, CategoricalDistribution):
+            value = trial.suggest_categorical(name, dist.choices)
+        else:
+            return copy.deepcopy(self.constant)
+        return self.decode(value)
+
+    def decode(self, value: Any) -> Any:
+        """Turn Optuna's value into the configuration's."""
+        return self.transform.decode(value) if self.transform else value
+
+    def nearest(self, default: object) -> Any:
+        """Return the value of Optuna's that comes closest to a value of the configuration."""
+        dist = self.distribution
+        if isinstance(dist, CategoricalDistribution):
+            choices = self.transform.choices if isinstance(self.transform, _Coded) else dist.choices
+            for code, choice in zip(dist.choices, choices, strict=True):
+                if isinstance(choice, bool) == isinstance(default, bool) and choice == default:
+                    return code
+            return dist.choices[0]
+        assert isinstance(dist, (FloatDistribution, IntDistribution))
+        number = _as_float(default)
+        if number is None:
+            middle = (
+                math.sqrt(dist.low) * math.sqrt(dist.high)
+                if dist.log
+                else dist.low + (dist.high - dist.low) / 2
+            )
+            return _snap(dist, middle)
+        if isinstance(self.transform, (Normal, Rounded)):
+            number = self.transform.encode(number)
+        return _snap(dist, number)
+
+    def describe(self) -> dict[str, Any]:
+        if self.distribution is None:
+            return {"kind": "constant", "value": copy.deepcopy(self.constant)}
+        described = json.loads(distribution_to_json(self.distribution))
+        if isinstance(self.transform, (Normal, Rounded)):
+            fields = {k: v for k, v in asdict(self.transform).items() if k not in ("low", "high")}
+            return {"kind": self.transform.kind, "distribution": described, **fields}
+        kind = described["name"].removesuffix("Distribution").lower()
+        return {"kind": kind, "distribution": described}
+
+
+class DefaultTrial(FixedTrial):
+    """A trial that suggests, for each name, the value nearest to a default.
+
+    Parameters
+    ----------
+    defaults : configuration name → default value.
+    parameters : the parameters of a space that was declared; a callable's are met as it suggests.
+
+    Attributes
+    ----------
+    notes : a sentence for each suggestion that is not the default.
+    """
+
+    def __init__(self, defaults: Mapping[str, Any], parameters: Iterable[_Parameter] = ()) -> None:
+        # FixedTrial reads the dictionary at each suggestion, so it may grow until then.
+        self._nearest: dict[str, Any] = {}
+        super().__init__(self._nearest)
+        self._defaults = defaults
+        self._declared = {parameter.optuna_name: parameter for parameter in parameters}
+        self.notes: list[str] = []
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        self._settle(name, FloatDistribution(low, high, log=log, step=step))
+        return super().suggest_float(name, low, high, step=step, log=log)
+
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
+        self._settle(name, IntDistribution(low, high, log=log, step=step))
+        return super().suggest_int(name, low, high, step=step, log=log)
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        self._settle(name, CategoricalDistribution(choices))
+        return super().suggest_categorical(name, choices)
+
+    def _settle(self, name: str, distribution: BaseDistribution) -> None:
+        if name in self._nearest:
+            return
+        parameter = self._declared.get(name, _Parameter(name, distribution))
+        default = self._defaults.get(parameter.name, _UNKNOWN)
+        try:
+            default = _plain(default)
+        except ValueError:
+            pass
+        value = self._nearest[name] = parameter.nearest(default)
+        used = parameter.decode(value)
+        if default is _UNKNOWN:
+            self.notes.append(f"{parameter.name}: no default is known; {used!r} is used")
+        elif not _same(used, default):
+            where = _in_words(parameter.describe())
+            if isinstance(distribution, (FloatDistribution, IntDistribution)):
+                number, span = _as_float(default), f"{distribution.low}..{distribution.high}"
+                outside = number is not None and not distribution.low <= number <= distribution.high
+                where = span if outside and parameter.transform is None else where
+            text = f"default {default!r} lies outside {where}; {used!r} is used"
+            self.notes.append(f"{parameter.name}: {text}")
+
+
+class SearchSpace:
+    """The hyperparameters that a study searches. Make one with `SearchSpace.load`.
+
+    Attributes
+    ----------
+    source : the file, or what else the space came from.
+    notes : sentences about what was ignored or adjusted as the space was read.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        parameters: Iterable[_Parameter] = (),
+        function: Callable[[Any], Any] | None = None,
+        notes: Iterable[str] = (),
+        dropped: Iterable[str] = (),
+    ) -> None:
+        self.source = source
+        self.notes: tuple[str, ...] = tuple(notes)
+        self._parameters = tuple(parameters)
+        self._function = function
+        self._dropped = frozenset(dropped)
+
+    @classmethod
+    def load(cls, spec: object, *, source: str | None = None) -> SearchSpace:
+        """Read a search space.
+
+        Parameters
+        ----------
+        spec : a SearchSpace, a mapping, the path of a ``.yaml`` or ``.yml`` file, or a callable
+            ``trial -> dict``.
+        source : how error messages call the space. None: the path, or the callable's name.
+
+        Returns
+        -------
+        The space.
+
+        Raises
+        ------
+        SpaceError : a mistake in the space.
+
+        Notes
+        -----
+        A list-valued choice such as ``[256, 256]`` is the text ``"[256, 256]"`` in Optuna's trial.
+        W&B's ``normal`` of a parameter ``x`` is ``x.quantile`` there, uniform in 0.001..0.999, as
+        Optuna has no normal distribution.
+        """
+        if isinstance(spec, SearchSpace):
+            return spec
+        if isinstance(spec, Mapping):
+            return cls._from_mapping(spec, source or "search_space")
+        if isinstance(spec, (str, os.PathLike)):
+            path = Path(spec)
+            return cls._from_mapping(_read_yaml(path, source or str(path)), source or str(path))
+        if callable(spec):
+            return cls(source or _qualified_name(spec), function=spec)
+        raise SpaceError(
+            source or "search_space",
+            None,
+            spec,
+            "a mapping, the path of a .yaml file, or a callable trial -> dict",
+        )
+
+    @classmethod
+    def _from_mapping(cls, data: Mapping[Any, Any], source: str) -> SearchSpace:
+        entries, notes = read_sweep(data, source) if is_sweep(data) else (data, [])
+        parameters = [_read(source, name, entry, notes) for name, entry in entries.items()]
+        for note in notes:
+            _logger.info("%s: %s", source, note)
+        return cls(source, parameters, notes=notes)
+
+    def __repr__(self) -> str:
+        names = "callable" if self.names is None else ", ".join(self.names)
+        return f"<SearchSpace {self.source}: {names}>"
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the configuration; None for a callable, which tells as it runs."""
+        return None if self._function else tuple(p.name for p in self._parameters)
+
+    def suggest(self, trial: BaseTrial) -> dict[str, Any]:
+        """Return the configuration of a trial, as values that JSON can hold.
+
+        Raises
+        ------
+        SpaceError : a callable returned something else than such a dict.
+        """
+        if self._function is None:
+            return {p.name: p.suggest(trial) for p in self._parameters}
+        result = self._function(trial)
+        if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
+            raise SpaceError(self.source, None, result, "a returned dict with text keys")
+        config = {}
+        for name, value in result.items():
+            if name not in self._dropped:
+                config[name] = _checked(self.source, name, value)
+        return config
+
+    def check_names(self, valid: Collection[str], algo: str) -> None:
+        """Raise an UnknownNameError for the first name that the algorithm does not take.
+
+        A callable's names are known only as it runs: see `check_config_names`.
+        """
+        check_config_names(self.names or (), valid, algo, self.source)
+
+    def without(self, names: Iterable[str]) -> SearchSpace:
+        """Return the space without some names; a callable's results lose them."""
+        dropped = self._dropped | set(names)
+        kept = [p for p in self._parameters if p.name not in dropped]
+        return SearchSpace(self.source, kept, self._function, self.notes, dropped)
+
+    def describe(self) -> dict[str, Any]:
+        """Return a description that JSON can hold, to be stored with the study.
+
+        Returns
+        -------
+        ``{"callable": name}``, or ``{"parameters": {name: {"kind": ..., ...}}}``.
+        """
+        if self._function is not None:
+            return {"callable": _qualified_name(self._function)}
+        return {"parameters": {p.name: p.describe() for p in self._parameters}}
+
+    def default_params(
+        self, defaults: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Return the point of the space that comes closest to an algorithm's defaults.
+
+        Parameters
+        ----------
+        defaults : configuration name → default value.
+
+        Returns
+        -------
+        params : what to pass to `optuna.Study.enqueue_trial`.
+        config : the configuration that results.
+        notes : a sentence for each value that is not the default. Without a usable default it is
+            the middle of the range (the geometric one of a log range), or the first choice.
+        """
+        trial = DefaultTrial(defaults, self._parameters)
+        config = self.suggest(trial)
+        return dict(trial.params), config, trial.notes
+
+
+def check_config_names(
+    config: Iterable[str], valid: Collection[str], algo: str, source: str
+) -> None:
+    """Raise an UnknownNameError for the first name in a configuration that is not valid.
+
+    Parameters
+    ----------
+    config : a configuration, or its names.
+    valid : the hyperparameters that the algorithm takes.
+    algo : the algorithm's name.
+    source : where the configuration came from.
+    """
+    for name in config:
+        if name not in valid:
+            hint = f"It stands in {source}."
+            raise UnknownNameError(f"hyperparameter of {algo}", name, valid, hint)
+
+
+def incompatible(
+    stored: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, tuple[object, object]]:
+    """Return the differences that make the trials of a resumed study incomparable.
+
+    A range may grow, so that it still contains the trials that are there. Everything else counts.
+
+    Parameters
+    ----------
+    stored, given : descriptions, from `SearchSpace.describe`.
+
+    Returns
+    -------
+    Parameter → (stored, given), in words. Empty: the study can go on.
+    """
+    if "callable" in stored or "callable" in given:
+        if dict(stored) == dict(given):
+            return {}
+        return {"search_space": (_space_in_words(stored), _space_in_words(given))}
+    old, new = stored["parameters"], given["parameters"]
+    return {
+        name: (_in_words(old.get(name)), _in_words(new.get(name)))
+        for name in dict.fromkeys([*old, *new])
+        if not _continues(old.get(name), new.get(name))
+    }
+
+
+def _continues(old: dict[str, Any] | None, new: dict[str, Any] | None) -> bool:
+    if old is None or new is None:
+        return False
+    before, after = dict(old), dict(new)
+    attributes_before = dict(before.pop("distribution", {}).get("attributes", {}))
+    attributes_after = dict(after.pop("distribution", {}).get("attributes", {}))
+    if before != after:
+        return False
+    if "low" not in attributes_before:
+        return attributes_before == attributes_after
+    low, high = attributes_before.pop("low"), attributes_before.pop("high")
+    new_low, new_high = attributes_after.pop("low"), attributes_after.pop("high")
+    if attributes_before != attributes_after or new_low > low or new_high < high:
+        return False
+    steps = (low - new_low) / (attributes_before["step"] or 1)
+    return attributes_before["step"] is None or math.isclose(steps, round(steps), abs_tol=1e-8)
+
+
+def _in_words(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "absent"
+    kind = entry["kind"]
+    if kind == "constant":
+        return f"constant {entry['value']!r}"
+    if kind == "normal":
+        return f"normal mu {entry['mu']} sigma {entry['sigma']}"
+    attributes = entry["distribution"]["attributes"]
+    if kind == "categorical":
+        return f"categorical {list(attributes['choices'])}"
+    text = f"{kind} {attributes['low']}..{attributes['high']}"
+    if attributes["log"]:
+        text += " log"
+    if attributes["step"] not in (None, 1) or (kind == "float" and attributes["step"]):
+        text += f" step {attributes['step']}"
+    return f"{text} to multiples of {entry['q']}" if kind == "rounded" else text
+
+
+def _space_in_words(description: Mapping[str, Any]) -> str:
+    if "callable" in description:
+        return f"callable {description['callable']}"
+    return f"parameters {', '.join(description['parameters'])}"
+
+
+def _read(source: str, name: object, entry: Any, notes: list[str]) -> _Parameter:
+    if not isinstance(name, str) or not name:
+        text = "parameter names as text (YAML reads on, off, yes, no as truth values: quote them)"
+        raise SpaceError(source, None, name, text)
+    if isinstance(entry, (Normal, Rounded)):
+        return _Parameter(name, entry.distribution, entry)
+    if isinstance(entry, BaseDistribution):
+        return _read_distribution(source, name, entry)
+    if isinstance(entry, Mapping):
+        return _read_keys(source, name, entry, notes)
+    if hasattr(entry, "tolist"):
+        entry = entry.tolist()
+    if isinstance(entry, (list, tuple)):
+        return _categorical(source, name, entry)
+    return _constant(source, name, entry)
+
+
+def _read_distribution(source: str, name: str, dist: BaseDistribution) -> _Parameter:
+    if isinstance(dist, CategoricalDistribution):
+        return _categorical(source, name, dist.choices)
+    if not isinstance(dist, (FloatDistribution, IntDistribution)):
+        text = "a FloatDistribution, IntDistribution or CategoricalDistribution"
+        raise SpaceError(source, name, dist, text)
+    read_number(source, name, "low", dist.low)
+    read_number(source, name, "high", dist.high)
+    # Optuna's deprecated subclasses become the class that they stand for.
+    if isinstance(dist, IntDistribution):
+        return _Parameter(name, IntDistribution(dist.low, dist.high, dist.log, dist.step))
+    return _Parameter(name, FloatDistribution(dist.low, dist.high, dist.log, dist.step))
+
+
+def _read_keys(source: str, name: str, entry: Mapping[Any, Any], notes: list[str]) -> _Parameter:
+    sweep_like = not SWEEP_KEYS.isdisjoint(entry) and "low" not in entry and "high" not in entry
+    hint = "; the keys of a W&B sweep belong under a top-level `parameters:`" if sweep_like else ""
+    check_keys(source, name, entry, _KEYS, hint)
+    for key in ("value", "choices", "values"):
+        if key in entry:
+            if len(entry) > 1:
+                raise SpaceError(source, name, dict(entry), f"{key} alone")
+            if key == "value":
+                return _constant(source, name, entry[key])
+            return _categorical(source, name, entry[key])
+    if "low" not in entry or "high" not in entry:
+        raise SpaceError(source, name, dict(entry), "both low and high, or value, or choices")
+    return _Parameter(name, _read_range(source, name, entry, notes))
+
+
+def _read_range(
+    source: str, name: str, entry: Mapping[Any, Any], notes: list[str]
+) -> BaseDistribution:
+    low, high = (read_number(source, name, key, entry[key]) for key in ("low", "high"))
+    step = read_number(source, name, "step", entry["step"]) if "step" in entry else None
+    log, kind = entry.get("log", False), entry.get("type")
+    if not isinstance(log, bool):
+        raise SpaceError(source, name, {"log": log}, "log: true or log: false")
+    if "type" in entry and kind not in ("int", "float"):
+        raise SpaceError(source, name, {"type": kind}, "type: int or type: float")
+    check_range(source, name, {"low": low, "high": high}, log)
+    if step is not None and log:
+        raise SpaceError(source, name, dict(entry), "step or log, not both")
+    if step is not None and step <= 0:
+        raise SpaceError(source, name, {"step": step}, "step above 0")
+    given = [low, high] if step is None else [low, high, step]
+    if kind is None:
+        kind = "int" if all(isinstance(number, int) for number in given) else "float"
+    if kind == "int":
+        if any(number != int(number) for number in given):
+            raise SpaceError(source, name, dict(entry), "whole low, high and step, or type: float")
+        low, high, step = int(low), int(high), None if step is None else int(step)
+    if step is not None:
+        top = _grid_top(source, name, low, high, step)
+        if top == low:
+            raise SpaceError(source, name, dict(entry), "a step that fits between low and high")
+        if top != high:
+            notes.append(f"{name}: high {high} is not on the grid of step {step}; {top} is used.")
+        high = top
+    if kind == "int":
+        return IntDistribution(int(low), int(high), log, int(step or 1))
+    return FloatDistribution(low, high, log, step)
+
+
+def _grid_top(source: str, name: str, low: float, high: float, step: float) -> int | float:
+    """Return the highest value of the grid. Optuna lowers `high` too, with a warning each time."""
+    bottom, width = Decimal(str(low)), Decimal(str(step))
+    try:
+        top = bottom + (Decimal(str(high)) - bottom) // width * width
+        exact = (Decimal(str(float(top))) - bottom) % width == 0
+    except InvalidOperation:
+        exact = False
+    if not exact:
+        raise SpaceError(source, name, {"low": low, "step": step}, "low and step with fewer digits")
+    return int(top) if isinstance(high, int) and top == int(top) else float(top)
+
+
+def _categorical(source: str, name: str, choices: object) -> _Parameter:
+    if not isinstance(choices, (list, tuple)) or not choices:
+        raise SpaceError(source, name, choices, "a list of at least one choice")
+    values = [_checked(source, name, choice, parse_text=True) for choice in choices]
+    codes: list[Any] = []
+    for value in values:
+        if _has_mapping(value):
+            text = "choices that are null, truth values, numbers, text, or lists of these"
+            raise SpaceError(source, name, value, text)
+        code = json.dumps(value) if isinstance(value, list) else value
+        if code in codes:
+            text = "each choice once (1, 1.0 and true are one choice to Optuna)"
+            raise SpaceError(source, name, value, text)
+        codes.append(code)
+    coded = _Coded(tuple(values), tuple(codes))
+    return _Parameter(name, CategoricalDistribution(codes), coded)
+
+
+def _constant(source: str, name: str, value: object) -> _Parameter:
+    return _Parameter(name, constant=_checked(source, name, value, parse_text=True))
+
+
+def _has_mapping(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_mapping, value)))
+
+
+def _checked(source: str, name: str, value: object, parse_text: bool = False) -> Any:
+    try:
+        return _plain(value, parse_text)
+    except ValueError:
+        raise SpaceError(source, name, value, _PLAIN) from None
+
+
+def _plain(value: Any, parse_text: bool = False) -> Any:
+    """Return a value as JSON can hold it: tuples as lists, NumPy's scalars as Python's.
+
+    Raises
+    ------
+    ValueError : JSON cannot hold it.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if parse_text:
+        value = text_to_number(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, parse_text) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, parse_text) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise ValueError(f"{value!r} is not plain")
+
+
+def _as_float(value: Any) -> float | None:
+    """Return a number as a float; None for what is not a number, or not one that floats hold."""
+    if isinstance(value, (bool, str, bytes)):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(number) else number
+
+
+def _snap(dist: FloatDistribution | IntDistribution, number: float) -> int | float:
+    """Return the value of a distribution that is nearest to a number."""
+    clipped = min(max(number, dist.low), dist.high)
+    if isinstance(dist, IntDistribution):
+        return dist.low + round((clipped - dist.low) / dist.step) * dist.step
+    if dist.step is None:
+        return clipped
+    steps = round((clipped - dist.low) / dist.step)
+    return float(Decimal(str(dist.low)) + steps * Decimal(str(dist.step)))
+
+
+def _same(used: object, default: object) -> bool:
+    """Whether a value is the default, up to the rounding of a quantile."""
+    if isinstance(used, bool) != isinstance(default, bool):
+        return False
+    a, b = _as_float(used), _as_float(default)
+    if a is None or b is None:
+        return bool(used == default)
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _qualified_name(function: object) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that refuses a key given twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"{key.value!r} is given twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path, source: str) -> Mapping[Any, Any]:
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise SpaceError(source, None, str(path), "the path of a .yaml or .yml file")
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        text = f"the path of a readable .yaml file ({error.strerror})"
+        raise SpaceError(source, None, str(path), text) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise SpaceError(source, None, line + problem, f"YAML, such as `{_EXAMPLE}`") from error
+    if not isinstance(data, Mapping) or not data:
+        given = data if data else "an empty file"
+        raise SpaceError(source, None, given, f"a mapping of parameters, such as `{_EXAMPLE}`")
+    return data

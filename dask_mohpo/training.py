@@ -1,0 +1,303 @@
+"""What a worker runs: train one configuration with one or more seeds and give back the fronts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import resource
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dask_mohpo.agents import load_algorithm
+from dask_mohpo.devices import Slot, current_slot
+from dask_mohpo.environments import make_env
+from dask_mohpo.errors import FrontError, UsageError
+from dask_mohpo.evaluation import Evaluator
+from dask_mohpo.fronts import non_dominated, validate_front
+from dask_mohpo.indicators import hypervolume
+from dask_mohpo.records import Milestone, SeedResult, SeedTask
+
+__all__ = ["SeedContext", "checkpoint_path", "request_stop", "resolve_function", "train_seeds"]
+
+logger = logging.getLogger(__name__)
+
+_stopped_sessions: set[str] = set()
+
+
+class SeedStopped(BaseException):
+    """Leaves a training function at a milestone; no `except Exception` of the user's stops it."""
+
+
+class SeedContext:
+    """What a trainable `train(config, context) -> front` may use.
+
+    Attributes
+    ----------
+    seed : the random seed to use.
+    device : torch device that this slot owns, for instance ``"cuda:0"``.
+    threads : CPU threads that this slot owns; torch is set to it already.
+    env_id : the environment's id.
+    total_timesteps : the budget in environment steps.
+    ref_point : the reference point, one number per objective.
+    eval_gamma : discount of the returns that make up a front.
+    checkpoint : a path to which the training may save its state. The file is kept until the
+        seed's result is stored.
+    resume : the same path where an earlier, interrupted try saved something, else None.
+    """
+
+    def __init__(self, task: SeedTask, seed: int, slot: Slot) -> None:
+        self.seed = seed
+        self.device = slot.device
+        self.threads = slot.threads
+        self.env_id = task.env_id
+        self.total_timesteps = task.total_timesteps
+        self.ref_point = task.ref_point
+        self.eval_gamma = task.eval_gamma
+        self.checkpoint = checkpoint_path(task.checkpoint_dir, task.trial, seed)
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        self.resume = self.checkpoint if self.checkpoint.exists() else None
+        self._session = task.session
+        self._began = time.perf_counter()
+        self._stop_seen = False
+        self.milestones: list[Milestone] = []
+
+    def make_env(self) -> gym.Env[Any, Any]:
+        """A new copy of the environment, with vector rewards."""
+        return make_env(self.env_id)
+
+    def report(self, step: int, front: Any) -> None:
+        """Tell how good the seed is after `step` environment steps: a milestone.
+
+        Parameters
+        ----------
+        step : environment steps so far.
+        front : (n_points, n_objectives) expected returns, every objective maximised.
+
+        Notes
+        -----
+        Where the study was asked to stop, this call does not return: the training ends here.
+        """
+        points = validate_front(front, len(self.ref_point))
+        self.milestones.append(
+            Milestone(
+                step=int(step),
+                hypervolume=hypervolume(points, self.ref_point),
+                seconds=time.perf_counter() - self._began,
+            )
+        )
+        if self.should_stop():
+            raise SeedStopped
+
+    def should_stop(self) -> bool:
+        """True where the study was asked to stop.
+
+        A training that saw True once is not counted, whatever it returns: it goes on from its
+        checkpoint, or starts over, when the study is resumed.
+        """
+        self._stop_seen = self._stop_seen or self._session in _stopped_sessions
+        return self._stop_seen
+
+
+def request_stop(session: str) -> None:
+    """Ask all seeds of one run of a driver that train in this process to stop at a milestone."""
+    _stopped_sessions.add(session)
+
+
+def checkpoint_path(folder: str | Path, trial: int, seed: int) -> Path:
+    """Where a seed's own checkpoint lies."""
+    return Path(folder) / f"trial{trial}-seed{seed}"
+
+
+def resolve_function(name: str) -> Callable[..., Any]:
+    """Import ``"package.module:function"``.
+
+    Raises
+    ------
+    UsageError
+        The module cannot be imported, or there is no such function in it.
+    """
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UsageError(
+            f"algo {name!r}: module {module_name!r} cannot be imported here "
+            f"({type(error).__name__}: {error}). It must be installed, or lie in the current "
+            "folder, on the driver and on every worker."
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        found = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UsageError(
+            f"algo {name!r}: {module_name!r} has no function {function_name!r}; "
+            f"it has: {', '.join(sorted(found)) or 'none'}."
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def train_seeds(task: SeedTask) -> list[SeedResult]:
+    """Train the task's configuration with each of its seeds, on the slot that this worker is.
+
+    Parameters
+    ----------
+    task : configuration, seeds, budget, and how to evaluate.
+
+    Returns
+    -------
+    One result per seed. A training that raises gives a result with state ``failed``: a seed's
+    fault is a result, not an exception.
+    """
+    slot = current_slot()
+    with slot.lock if task.exclusive else contextlib.nullcontext(), _threads(slot):
+        if callable(task.algo) or ":" in task.algo:
+            return [r for seed in task.seeds for r in _run(task, slot, (seed,), _train_function)]
+        return _run(task, slot, task.seeds, _train_agent)
+
+
+def _train_function(task: SeedTask, contexts: Sequence[SeedContext]) -> list[Any]:
+    train = task.algo if callable(task.algo) else resolve_function(task.algo)
+    return [train(dict(task.config), context) for context in contexts]
+
+
+def _train_agent(task: SeedTask, contexts: Sequence[SeedContext]) -> list[Any]:
+    assert isinstance(task.algo, str)
+    algorithm = load_algorithm(task.algo)
+    agent = algorithm.agent(
+        algorithm.config.from_mapping(task.config),
+        task.env_id,
+        task.seeds,
+        total_timesteps=task.total_timesteps,
+        device=contexts[0].device,
+    )
+    evaluator = Evaluator(
+        task.env_id, task.seeds, gamma=task.eval_gamma, num_episodes=task.num_eval_episodes
+    )
+    fewer = max(len(task.ref_point), task.num_eval_weights // 5)
+    for k in range(1, task.milestones + 1):
+        agent.train(round(task.total_timesteps * k / task.milestones))
+        last = k == task.milestones
+        fronts = evaluator.fronts(agent.policies(task.num_eval_weights if last else fewer))
+        # The final front is a result, also where a stop was asked for meanwhile.
+        for context, step, front in zip(contexts, agent.steps, fronts, strict=True):
+            with contextlib.suppress(SeedStopped) if last else contextlib.nullcontext():
+                context.report(step, front)
+    evaluator.close()
+    for context in contexts:
+        context._stop_seen = False
+    return fronts
+
+
+def _run(
+    task: SeedTask,
+    slot: Slot,
+    seeds: tuple[int, ...],
+    train: Callable[[SeedTask, Sequence[SeedContext]], list[Any]],
+) -> list[SeedResult]:
+    """Run `train` and turn whatever happens into one result per seed."""
+    if task.session in _stopped_sessions:
+        return [_unfinished(task, slot, seed, "stopped") for seed in seeds]
+    meter = _Meter()
+    contexts = [SeedContext(task, seed, slot) for seed in seeds]
+    state, error, trace = "finished", None, None
+    fronts: list[np.ndarray | None] = [None] * len(seeds)
+    try:
+        returned = train(task, contexts)
+        fronts = [non_dominated(validate_front(f, len(task.ref_point))) for f in returned]
+        if any(context._stop_seen for context in contexts):
+            state, fronts = "stopped", [None] * len(seeds)
+    except SeedStopped:
+        state = "stopped"
+    except (Exception, SystemExit) as raised:
+        state, error = "failed", f"{type(raised).__name__}: {raised}"
+        trace = str(raised) if isinstance(raised, FrontError) else traceback.format_exc()
+    cost = meter.read(len(seeds))
+    return [
+        SeedResult(
+            trial=task.trial,
+            seed=context.seed,
+            attempt=task.attempt,
+            state=state,
+            front=front,
+            milestones=tuple(context.milestones),
+            ref_point=task.ref_point,
+            eval_gamma=task.eval_gamma,
+            steps=context.milestones[-1].step if context.milestones else task.total_timesteps,
+            worker=slot.worker,
+            host=slot.host,
+            device=slot.device,
+            threads=slot.threads,
+            error=error,
+            traceback=trace,
+            **cost,
+        )
+        for context, front in zip(contexts, fronts, strict=True)
+    ]
+
+
+def _unfinished(task: SeedTask, slot: Slot, seed: int, state: str) -> SeedResult:
+    now = time.time()
+    return SeedResult(
+        trial=task.trial,
+        seed=seed,
+        attempt=task.attempt,
+        state=state,
+        front=None,
+        ref_point=task.ref_point,
+        eval_gamma=task.eval_gamma,
+        started=now,
+        ended=now,
+        worker=slot.worker,
+        host=slot.host,
+        device=slot.device,
+        threads=slot.threads,
+    )
+
+
+@contextlib.contextmanager
+def _threads(slot: Slot) -> Iterator[None]:
+    """torch uses the slot's CPU threads, and as many as before afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(slot.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Meter:
+    """Wall and CPU time and peak memory of this process from now on."""
+
+    def __init__(self) -> None:
+        # Linux forgets the old peak when told so; elsewhere the peak is that of the process.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self._started = time.time()
+        self._wall = time.perf_counter()
+        self._cpu = time.process_time()
+
+    def read(self, num_seeds: int) -> dict[str, Any]:
+        """The costs in the fields of a `SeedResult`, shared evenly by the seeds."""
+        return {
+            "started": self._started,
+            "ended": time.time(),
+            "wall_seconds": (time.perf_counter() - self._wall) / num_seeds,
+            "cpu_seconds": (time.process_time() - self._cpu) / num_seeds,
+            "peak_memory": _peak_memory(),
+        }
+
+
+def _peak_memory() -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
