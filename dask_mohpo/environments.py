@@ -123,7 +123,7 @@ _EXTRAS = {"highway": "highway", "lunar_lander": "box2d", "mario": "mario", "muj
 # on: Gymnasium about bounds that the env gave as float64, pygame about fonts and about setuptools.
 _HARMLESS = (
     r".*precision lowered by casting to",
-    r".*system font cannot be loaded",
+    r".*[Ss]ystem fonts? cannot be loaded",
     r"pkg_resources is deprecated",
 )
 
@@ -170,7 +170,10 @@ def make_env(env_id: str) -> gymnasium.Env:
 
 
 def describe(
-    env_id: str, *, ref_point: Sequence[float] | None = None, eval_gamma: float | None = None
+    env_id: str,
+    *,
+    ref_point: Sequence[float] | np.ndarray | None = None,
+    eval_gamma: float | None = None,
 ) -> EnvironmentInfo:
     """Make an environment once, try one step of it, and say what a study needs to know about it.
 

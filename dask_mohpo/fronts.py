@@ -193,7 +193,7 @@ def _numbers(value: object, num_objectives: int | None) -> np.ndarray:
             num_objectives,
             "Give real numbers only.",
         )
-    return np.array(array, dtype=np.float64) if array.size else np.empty(array.shape)
+    return np.array(array, dtype=np.float64, order="C") if array.size else np.empty(array.shape)
 
 
 def _kind(value: object) -> str:

@@ -12,7 +12,7 @@ from dask_mohpo.fronts import non_dominated, validate_front, validate_ref_point
 __all__ = ["hypervolume"]
 
 
-def hypervolume(front: object, ref_point: Sequence[float]) -> float:
+def hypervolume(front: object, ref_point: Sequence[float] | np.ndarray) -> float:
     """Measure the volume that a front dominates, down to the reference point.
 
     Zitzler and Thiele, "Multiobjective evolutionary algorithms: a comparative case study and the

@@ -27,6 +27,7 @@ from dask_mohpo.space import incompatible
 __all__ = [
     "DEFAULT",
     "Settings",
+    "attempts",
     "count_states",
     "load_study",
     "open_storage",
@@ -289,13 +290,19 @@ def record_result(trial: optuna.Trial, result: SeedResult) -> None:
     trial.set_user_attr(f"{SEED}{result.seed}:{result.attempt}", result.to_json())
 
 
+def attempts(trial: FrozenTrial) -> list[SeedResult]:
+    """The results of all tries of all seeds of a trial."""
+    return [
+        SeedResult.from_json(data)
+        for name, data in trial.user_attrs.items()
+        if name.startswith(SEED)
+    ]
+
+
 def trial_results(trial: FrozenTrial) -> list[SeedResult]:
     """The results of a trial: of each seed the finished one, else its last failure; by seed."""
     last: dict[int, SeedResult] = {}
-    for name, data in trial.user_attrs.items():
-        if not name.startswith(SEED):
-            continue
-        result = SeedResult.from_json(data)
+    for result in attempts(trial):
         other = last.get(result.seed)
         if other is None or _rank(result) > _rank(other):
             last[result.seed] = result

@@ -34,7 +34,6 @@ class TwoCounters(gymnasium.Env):
         self.reward_space = reward_space or gymnasium.spaces.Box(0.0, 1.0, (2,))
         self.reward = reward
         self.front = front
-        self.closed = False
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -50,9 +49,6 @@ class TwoCounters(gymnasium.Env):
         if isinstance(self.front, Exception):
             raise self.front
         return self.front
-
-    def close(self):
-        self.closed = True
 
 
 class Broken(gymnasium.Env):
@@ -90,7 +86,8 @@ def module(tmp_path, monkeypatch, register):
 
 def rollout(env, seed, actions):
     """Return observation, reward and end of each step."""
-    trace = [(gymnasium.spaces.flatten(env.observation_space, env.reset(seed=seed)[0]), None, None)]
+    obs, _ = env.reset(seed=seed)
+    trace: list[tuple] = [(gymnasium.spaces.flatten(env.observation_space, obs), None, None)]
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(action)
         end = bool(terminated or truncated)
@@ -124,18 +121,14 @@ def scripts(env, env_id):
 
 
 def test_registry_holds_every_mo_gymnasium_env_that_needs_no_extra():
-    known = set(REGISTRY)
-    for env_id, spec in gymnasium.registry.items():
-        if not str(spec.entry_point).startswith("mo_gymnasium."):
-            continue
-        try:
-            make_env(env_id).close()
-        except EnvironmentSpecError:
-            assert env_id not in known
-        else:
-            known.discard(env_id)
-            assert env_id in REGISTRY or env_id == "minecart-rgb-v0"
-    assert not known
+    need_extras = ("highway", "lunar_lander", "mario", "mujoco")
+    folders = {
+        env_id: str(spec.entry_point).split(".")[2]
+        for env_id, spec in gymnasium.registry.items()
+        if str(spec.entry_point).startswith("mo_gymnasium.envs.")
+    }
+    plain = {env_id for env_id, folder in folders.items() if folder not in need_extras}
+    assert set(REGISTRY) == plain - {"minecart-rgb-v0"}  # image observations
 
 
 @pytest.mark.parametrize("env_id", REGISTRY)
@@ -158,7 +151,7 @@ def test_reference_point_is_worse_than_random_play(env_id):
     info = describe(env_id)
     env = make_env(env_id)
     env.action_space.seed(0)
-    returns = np.zeros((6, info.num_objectives))
+    returns = np.zeros((10, info.num_objectives))
     for episode in range(len(returns)):
         env.reset(seed=episode)
         discount, end = 1.0, False
@@ -168,7 +161,7 @@ def test_reference_point_is_worse_than_random_play(env_id):
             discount *= info.eval_gamma
             end = terminated or truncated
     env.close()
-    assert np.mean((returns > info.ref_point).all(axis=1)) > 0.5
+    assert np.mean((returns > info.ref_point).all(axis=1)) >= 0.5
     assert hypervolume(returns, info.ref_point) > 0
 
 
@@ -184,20 +177,16 @@ def test_deterministic_flag_and_seeded_episodes(env_id):
     assert differs is not REGISTRY[env_id].deterministic
 
 
-@pytest.mark.parametrize("env_id", ["minecart-v0", "minecart-rgb-v0"])
-def test_minecart_leaves_the_global_generator_alone(env_id):
-    env = make_env(env_id)
-    actions = next(scripts(env, "minecart"))
-    before = np.random.get_state()[1].tolist()
+def test_minecart_neither_reads_nor_moves_the_global_generator():
+    env = make_env("minecart-v0")
+    actions = next(scripts(env, "minecart-v0"))
+    np.random.seed(0)
     first = rollout(env, 7, actions)
-    np.random.default_rng().random()
-    second = rollout(make_env("minecart-v0"), 7, actions) if env_id == "minecart-v0" else first
+    untouched = np.random.random()
+    second = rollout(env, 7, actions)
     assert same(first, second)
-    if env_id == "minecart-v0":
-        env = make_env(env_id)
-        before = np.random.get_state()[1].tolist()
-        rollout(env, 7, actions)
-        assert np.random.get_state()[1].tolist() == before
+    np.random.seed(0)
+    assert np.random.random() == untouched
 
 
 # --- making ---------------------------------------------------------------------------------------
@@ -206,7 +195,7 @@ def test_minecart_leaves_the_global_generator_alone(env_id):
 def test_makes_an_env_that_this_process_registered(register):
     env = make_env(register("test/TwoCounters-v0"))
     env.reset(seed=0)
-    assert env.step(1)[1].tolist() == [0.0, 1.0]
+    assert np.asarray(env.step(1)[1]).tolist() == [0.0, 1.0]
 
 
 def test_makes_an_env_of_a_module(module):
@@ -297,8 +286,8 @@ def test_env_without_a_reward_space():
     ],
 )
 def test_env_with_an_unfit_reward_space_is_closed_again(register, monkeypatch, space):
-    closed = []
-    monkeypatch.setattr(TwoCounters, "close", closed.append)
+    closed: list[bool] = []
+    monkeypatch.setattr(TwoCounters, "close", lambda self: closed.append(True))
     with pytest.raises(EnvironmentSpecError, match="has the reward_space"):
         make_env(register("test/TwoCounters-v0", reward_space=space))
     assert len(closed) == 1
@@ -371,8 +360,8 @@ def test_evaluation_discount_out_of_range(gamma):
 
 
 def test_describe_closes_the_env(register, monkeypatch):
-    closed = []
-    monkeypatch.setattr(TwoCounters, "close", closed.append)
+    closed: list[bool] = []
+    monkeypatch.setattr(TwoCounters, "close", lambda self: closed.append(True))
     describe(register("test/TwoCounters-v0"), ref_point=[0, 0])
     assert len(closed) == 1
 

@@ -212,5 +212,5 @@ def test_union_of_no_fronts():
 
 
 def test_union_says_which_front_is_wrong():
-    with pytest.raises(FrontError, match="front 1 of the union: .*3"):
+    with pytest.raises(FrontError, match=r"front 1 of the union: .*3"):
         union([[[1.0, 2.0]], [[1.0, 2.0, 3.0]]], 2)

@@ -38,7 +38,7 @@ def test_reference_point_may_be_any_sequence(ref_point):
 def swept(front, ref_point):
     """Area in two objectives: from the best first objective down, add strips."""
     area, height = 0.0, ref_point[1]
-    for x, y in sorted(front, reverse=True):
+    for x, y in sorted(front.tolist(), reverse=True):
         if x > ref_point[0] and y > height:
             area += (x - ref_point[0]) * (y - height)
             height = y

@@ -51,22 +51,22 @@ class StackedLinear:
     def _adopt(self, flat: torch.Tensor) -> None:
         self.flat = flat.requires_grad_(True)
         self.flat.grad = torch.zeros_like(flat)
-        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        start = 0
-        num = flat.shape[0]
+        self._layers = [
+            (weight.requires_grad_(True), bias.requires_grad_(True))
+            for weight, bias in self._views(flat.detach())
+        ]
+        self._leaves = [tensor for layer in self._layers for tensor in layer]
+        self._grads = [tensor for layer in self._views(self.flat.grad) for tensor in layer]
+
+    def _views(self, flat: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weights (S, n_inputs, n_outputs) and biases (S, 1, n_outputs) in the flat memory."""
+        views, start = [], 0
         for n_in, n_out in self.shapes:
             middle, end = start + n_in * n_out, start + (n_in + 1) * n_out
-            weight = self._view(start, middle, (num, n_in, n_out))
-            bias = self._view(middle, end, (num, 1, n_out))
-            self._layers.append((weight, bias))
+            weight = flat[:, start:middle].view(-1, n_in, n_out)
+            views.append((weight, flat[:, middle:end].view(-1, 1, n_out)))
             start = end
-
-    def _view(self, start: int, end: int, shape: tuple[int, int, int]) -> torch.Tensor:
-        """A leaf that shares memory, and its gradient's memory, with the flat tensor."""
-        assert self.flat.grad is not None
-        view = self.flat.detach()[:, start:end].view(shape).requires_grad_(True)
-        view.grad = self.flat.grad[:, start:end].view(shape)
-        return view
+        return views
 
     @property
     def num_learners(self) -> int:
@@ -84,9 +84,9 @@ class StackedLinear:
             x = torch.relu_(self(layer, x))
         return self(last, x)
 
-    def zero_grad(self) -> None:
-        assert self.flat.grad is not None
-        self.flat.grad.zero_()
+    def backward(self, loss: torch.Tensor) -> None:
+        """Set the gradient to that of this loss: a sum over learners, so that none mix."""
+        torch._foreach_copy_(self._grads, torch.autograd.grad(loss, self._leaves))
 
     def copy(self) -> StackedLinear:
         """The same parameters in memory of their own."""

@@ -267,8 +267,7 @@ class Envelope:
         # A mean per learner, summed over learners: their gradients do not mix.
         loss = (1 - homotopy) * error.square().mean(dim=(1, 2, 3)).sum()
         loss = loss + homotopy * scalar_error.square().mean(dim=(1, 2)).sum()
-        self._online.zero_grad()
-        loss.backward()
+        self._online.backward(loss)
         if c.max_grad_norm is not None:
             clip_grad_norm(self._online, c.max_grad_norm)
         self._optimizer.step()
