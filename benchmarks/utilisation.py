@@ -171,7 +171,7 @@ def main() -> None:
                 processes=work.processes,
                 resources={"GPU": 1},
                 memory_limit=0,
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",
             ) as cluster,
             Client(cluster, set_as_default=False) as client,
         ):
@@ -188,8 +188,8 @@ def main() -> None:
                     ):
                         rows.setdefault(name, []).append(ideal / tool(work, durations))
         print(
-            f"{work.name}: {work.trials} trials x 4 seeds of {args.mean} s on {work.workers} workers; "
-            f"list schedule without overhead {ideal / bound:.3f}"
+            f"{work.name}: {work.trials} trials x 4 seeds of {args.mean} s on {work.workers} "
+            f"workers; list schedule without overhead {ideal / bound:.3f}"
         )
         for name, values in rows.items():
             median = statistics.median(values)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from dask_mohpo.errors import MohpoError, UnknownNameError, UsageError
 
 __all__ = ["main"]
 
+LIST_TAG = "tag:yaml.org,2002:seq"
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 RUN_EXAMPLE = """\
@@ -33,7 +36,8 @@ example:
 BEST_EXAMPLE = """\
 example:
   dask-mohpo best envelope-minecart-v0 --format yaml > best.yaml
-  dask-mohpo run --algo envelope --env-id minecart-v0 --train-hyperparams best.yaml
+  dask-mohpo run --algo envelope --env-id minecart-v0 --train-hyperparams best.yaml \\
+      --study-name best-of-minecart --n-trials 1 --num-seeds 10
 """
 
 
@@ -53,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, str(Path.cwd()))  # modules of the user's, as with `python -m`
     command: Callable[[argparse.Namespace], int] = args.command
     try:
-        return command(args)
+        code = command(args)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         print(f"dask-mohpo: {error}", file=sys.stderr)
         return USAGE
@@ -63,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
-        sys.stderr.close()
+        # Python flushes what is left as it ends: to nowhere, or it would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
 
 
@@ -139,14 +146,14 @@ def _run(args: argparse.Namespace) -> int:
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     from dask_mohpo import run_study
-    from dask_mohpo.report import summary_text
+    from dask_mohpo.report import status_text, summary_text
 
     given = {k: v for k, v in vars(args).items() if v is not None}
     del given["command"]
     keys = _study_file(given.pop("study")) if "study" in given else {}
-    if isinstance(given.get("train_hyperparams"), list):
-        given["train_hyperparams"] = _hyperparams(given["train_hyperparams"])
     keys.update(given)
+    if isinstance(keys.get("train_hyperparams"), str | list):
+        keys["train_hyperparams"] = _hyperparams(keys["train_hyperparams"])
     if "config_name" in keys:
         keys["search_space"] = _space_file(keys.pop("config_name"))
     for name in ("algo", "env_id"):
@@ -159,7 +166,7 @@ def _run(args: argparse.Namespace) -> int:
         study = run_study(keys.pop("algo"), keys.pop("env_id"), **keys)
     states = [trial.state for trial in study.get_trials(deepcopy=False)]
     if optuna.trial.TrialState.COMPLETE not in states:
-        print("dask-mohpo: no trial completed", file=sys.stderr)
+        print(f"dask-mohpo: no trial completed\n{status_text(study)}", file=sys.stderr)
         return FAILED
     print(summary_text(study, str(Path(keys.get("run_dir", "runs")) / study.study_name)))
     return DONE
@@ -182,41 +189,46 @@ def _study_file(path: str) -> dict[str, Any]:
     return keys
 
 
-def _read_mapping(path: str) -> dict[str, Any]:
+def _read_mapping(path: str, hint: str = "") -> dict[str, Any]:
     import yaml
-
-    from dask_mohpo.space import text_to_number
 
     try:
         data = yaml.safe_load(Path(path).read_text())
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.{hint}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {error}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a mapping of names to values, not {data!r}.")
-    return {name: text_to_number(value) for name, value in data.items()}
+    return {str(name): _with_numbers(value) for name, value in data.items()}
 
 
-def _hyperparams(items: Sequence[str]) -> dict[str, Any]:
+def _with_numbers(value: Any) -> Any:
+    """What YAML read, with the likes of ``1e-4``, which it takes for text, as numbers."""
+    from dask_mohpo.space import text_to_number
+
+    if isinstance(value, dict):
+        return {name: _with_numbers(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(entry) for entry in value]
+    return text_to_number(value)
+
+
+def _hyperparams(given: str | Sequence[str]) -> dict[str, Any]:
     """``name:value`` with the value read as YAML, never evaluated; or files of such."""
     import yaml
 
-    from dask_mohpo.space import text_to_number
-
+    usage = "give NAME:VALUE such as learning_rate:3e-4 or net_arch:[64,64], or a YAML file."
     values: dict[str, Any] = {}
-    for item in items:
-        name, colon, text = item.partition(":")
+    for item in [given] if isinstance(given, str) else given:
+        name, colon, text = str(item).partition(":")
         if not colon:
-            values.update(_read_mapping(item))
+            values.update(_read_mapping(name, hint=f" For train_hyperparams {usage}"))
             continue
         try:
-            values[name] = text_to_number(yaml.safe_load(text))
+            values[name] = _with_numbers(yaml.safe_load(text))
         except yaml.YAMLError as error:
-            raise UsageError(
-                f"--train-hyperparams {item!r} is not valid; give NAME:VALUE such as "
-                "learning_rate:3e-4 or net_arch:[64,64]."
-            ) from error
+            raise UsageError(f"train_hyperparams {item!r} is not valid; {usage}") from error
     return values
 
 
@@ -247,16 +259,28 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _best(args: argparse.Namespace) -> int:
+    from dask_mohpo.ledger import stored_config
+    from dask_mohpo.report import best_text, best_trial
+
+    study = _load(args)
+    if args.format == "text":
+        print(best_text(study))
+    else:
+        print(_yaml(stored_config(best_trial(study)) or {}), end="")
+    return DONE
+
+
+def _yaml(config: dict[str, Any]) -> str:
+    """A line per name; lists in brackets, as people write them."""
     import yaml
 
-    from dask_mohpo.ledger import stored_config
-    from dask_mohpo.report import best_trial
+    class Dumper(yaml.SafeDumper):
+        pass
 
-    trial = best_trial(_load(args))
-    if args.format == "text":
-        print(f"trial {trial.number}: {trial.value:.4f}")
-    print(yaml.safe_dump(stored_config(trial), sort_keys=True, default_flow_style=None), end="")
-    return DONE
+    Dumper.add_representer(
+        list, lambda dumper, value: dumper.represent_sequence(LIST_TAG, value, flow_style=True)
+    )
+    return yaml.dump(config, Dumper=Dumper, default_flow_style=False, width=float("inf"))
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -265,5 +289,5 @@ def _report(args: argparse.Namespace) -> int:
     study = _load(args)
     print(summary_text(study, str(Path(args.run_dir) / args.study_name)))
     print()
-    print(trials_text(study))
+    print(trials_text(study, width=shutil.get_terminal_size((100, 24)).columns))
     return DONE

@@ -143,7 +143,8 @@ def connect(
             "(in a spec they are keys)."
         )
     if cluster is None or isinstance(cluster, Mapping):
-        opened = open_cluster(cluster) if cluster else _open_local(LocalSpec.of(num_workers, devices))
+        spec = LocalSpec.of(num_workers, devices) if cluster is None else None
+        opened = open_cluster(cluster) if spec is None else _open_local(spec)
         with opened, Client(opened, set_as_default=False) as client:
             yield client
     elif isinstance(cluster, Client):

@@ -1,4 +1,4 @@
-"""Roll out the policies of a batch of learners together: (learner × policy × episode) in one loop."""
+"""Roll out many policies together: (learner × policy × episode) in one batched loop."""
 
 from __future__ import annotations
 

@@ -123,6 +123,11 @@ class _Interrupts:
                 signal.signal(s, handler)
 
 
+async def _stop_here(session: str) -> None:
+    """`request_stop` as a coroutine: Dask waits for no answer to those."""
+    request_stop(session)
+
+
 class Executor:
     """Runs a study on a cluster.
 
@@ -346,9 +351,7 @@ class Executor:
 
     def _submit(self, entry: _Waiting, address: str) -> None:
         opened = self._open[entry.trial]
-        task = self._make_task(
-            entry.trial, opened.config, entry.seeds, entry.attempt, self.session
-        )
+        task = self._make_task(entry.trial, opened.config, entry.seeds, entry.attempt, self.session)
         future = self._client.submit(
             train_seeds,
             task,
@@ -395,8 +398,12 @@ class Executor:
         elif result.attempt < self._plan.seed_retries:
             logger.warning(
                 "trial %d, seed %d failed and is tried again (%d of %d): %s",
-                result.trial, result.seed, result.attempt + 1, self._plan.seed_retries, result.error,
-            )  # fmt: skip
+                result.trial,
+                result.seed,
+                result.attempt + 1,
+                self._plan.seed_retries,
+                result.error,
+            )
             again = _Waiting(result.trial, (result.seed,), result.attempt + 1)
             heapq.heappush(self._waiting, again)
             return
@@ -429,9 +436,7 @@ class Executor:
         if value is None:
             opened.error = opened.error or result.traceback or result.error or ""
             opened.doomed = opened.doomed or self._plan.failed_seeds == "fail"
-            logger.warning(
-                "trial %d, seed %d failed: %s", result.trial, result.seed, result.error
-            )
+            logger.warning("trial %d, seed %d failed: %s", result.trial, result.seed, result.error)
         elif result.wall_seconds:
             self._seed_seconds[0] += 1
             self._seed_seconds[1] += result.wall_seconds
@@ -443,9 +448,7 @@ class Executor:
             return
         del self._open[number]
         values = [opened.values[s] for s in self._plan.seeds if s in opened.values]
-        self._tell(
-            opened, trial_value(values, self._plan.aggregate, self._plan.failed_seeds)
-        )
+        self._tell(opened, trial_value(values, self._plan.aggregate, self._plan.failed_seeds))
 
     def _tell(self, opened: _OpenTrial, value: float | None) -> None:
         if value is None:
@@ -518,7 +521,7 @@ class Executor:
 
     def _tell_workers_to_stop(self) -> None:
         """Running seeds stop at their next milestone; queued ones return as soon as they start."""
-        self._client.run(request_stop, self.session, wait=False, on_error="ignore")
+        self._client.run(_stop_here, self.session, wait=False, on_error="ignore")
 
     def _show(self) -> None:
         if self._on_change is None:

@@ -248,11 +248,12 @@ def load_study(
         if not file.exists():
             found = [f.parent.name for f in Path(run_dir).glob(f"*/{STUDY_FILE}")]
             raise StudyNotFoundError(study_name, str(run_dir), found)
-        storage = yaml.safe_load(file.read_text())["storage"]
-        if storage is not None and storage.startswith("an Optuna "):
+        where: str | None = yaml.safe_load(file.read_text())["storage"]
+        if where is not None and where.startswith("an Optuna "):
             raise UsageError(
-                f"study {study_name!r} lies in {storage}: load it there with optuna.load_study."
+                f"study {study_name!r} lies in {where}: load it there with optuna.load_study."
             )
+        storage = where
     opened = open_storage(storage, folder)
     names = optuna.get_all_study_names(opened)
     if study_name not in names:
@@ -325,9 +326,7 @@ def seed_results(study: optuna.Study) -> list[SeedResult]:
     Ordered by trial and seed. A seed that was tried more than once appears once: with its
     finished result, or with its last failure where no try finished.
     """
-    return [
-        result for trial in study.get_trials(deepcopy=False) for result in trial_results(trial)
-    ]
+    return [result for trial in study.get_trials(deepcopy=False) for result in trial_results(trial)]
 
 
 def record_usage(study: optuna.Study, session: str, slot_seconds: float, elapsed: float) -> None:

@@ -32,9 +32,7 @@ def seed_value(result: SeedResult) -> float | None:
     return None if result.front is None else hypervolume(result.front, result.ref_point)
 
 
-def trial_value(
-    values: Sequence[float | None], aggregate: str, failed_seeds: str
-) -> float | None:
+def trial_value(values: Sequence[float | None], aggregate: str, failed_seeds: str) -> float | None:
     """What a trial is told.
 
     Parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -27,7 +28,7 @@ class Progress:
     def __init__(self, study_name: str, *, enabled: bool) -> None:
         self._name = study_name
         self._enabled = enabled
-        self._bar: tqdm[None] | None = None
+        self._bar: Any = None
         self._told = -1
         self._shown = 0.0
         self._in_notebook = "ipykernel" in sys.modules
@@ -66,8 +67,7 @@ class Progress:
         if self._bar is None:
             self._bar = tqdm(
                 total=now.seeds_total,
-                desc=self._name,
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {postfix}",
+                bar_format="{percentage:3.0f}%|{bar}| {postfix}",
                 dynamic_ncols=True,
                 leave=True,
             )
@@ -77,13 +77,13 @@ class Progress:
 
 
 def describe(now: Snapshot) -> str:
-    """One line: trials, seeds, best value, slots, time left."""
-    parts = [f"trials {now.done}/{now.n_trials} done, {now.running} running"]
+    """One line that fits a terminal: trials, seeds, best value, slots, time left."""
+    parts = [f"trials {now.done}/{now.n_trials}, {now.running} running"]
     if now.failed:
         parts[0] += f", {now.failed} failed"
     parts.append(f"seeds {now.seeds_done}/{now.seeds_total}")
     if now.best is not None:
-        parts.append(f"best hypervolume {now.best:.2f}")
+        parts.append(f"best {now.best:.6g}")
     parts.append(f"slots {now.busy}/{now.slots} busy")
     if now.seconds_left is not None:
         parts.append(f"{_duration(now.seconds_left)} left")

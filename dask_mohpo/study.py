@@ -38,12 +38,20 @@ __all__ = ["run_study"]
 
 logger = logging.getLogger(__name__)
 
+SpaceSpec = (
+    SearchSpace
+    | Mapping[str, Any]
+    | str
+    | os.PathLike[str]
+    | Callable[[optuna.Trial], dict[str, Any]]
+)
+
 
 def run_study(
     algo: Trainable,
     env_id: str,
     *,
-    search_space: SearchSpace | Mapping[str, Any] | str | os.PathLike[str] | Callable[[optuna.Trial], dict[str, Any]] | None = None,
+    search_space: SpaceSpec | None = None,
     ref_point: Sequence[float] | None = None,
     total_timesteps: int = 50_000,
     n_trials: int = 100,
@@ -171,11 +179,11 @@ def run_study(
         train_hyperparams=problem.fixed,
         search_space=problem.space.describe(),
     )
+    default_params = problem.default_params() if problem.algorithm is not None else None
     study, existed = ledger.open_study(name, folder, storage, settings, sampler)
     _prepare_sampler(study, sampler, seed, existed)
-    if not study.get_trials(deepcopy=False) and problem.algorithm is not None:
-        params = problem.default_params()
-        study.enqueue_trial(params, user_attrs={ledger.DEFAULT: True})
+    if not study.get_trials(deepcopy=False) and default_params is not None:
+        study.enqueue_trial(default_params, user_attrs={ledger.DEFAULT: True})
     if _finished(study, n_trials):
         logger.info("study %s has its %d trials already", name, n_trials)
         return study
@@ -275,12 +283,11 @@ class _Problem:
         config = algorithm.config.from_mapping(fixed)
         # An env that does not fit is refused here, not by each seed of each trial.
         algorithm.agent(config, env.env_id, [0], total_timesteps=1, device="cpu")
-        space = SearchSpace.load(search_space if search_space is not None else algorithm.search_space)
-        space = space.without(fixed)
+        if search_space is None:
+            search_space = algorithm.search_space
+        space = SearchSpace.load(search_space).without(fixed)
         space.check_names(algorithm.config.names(), algo)
-        problem = cls(algo, algorithm, space, fixed)
-        problem.default_params()
-        return problem
+        return cls(algo, algorithm, space, fixed)
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
         """The whole configuration of a trial, checked."""
@@ -289,7 +296,7 @@ class _Problem:
         return config
 
     def default_params(self) -> dict[str, Any]:
-        """Trial 0: the algorithm's defaults, as near as the space allows, in Optuna's parameters."""
+        """Optuna's parameters of trial 0: the defaults, as near as the space allows."""
         assert self.algorithm is not None
         defaults = {**self.algorithm.config.defaults(), **self.fixed}
         params, config, notes = self.space.default_params(defaults)

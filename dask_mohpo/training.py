@@ -139,7 +139,7 @@ def resolve_function(name: str) -> Callable[..., Any]:
             f"algo {name!r}: {module_name!r} has no function {function_name!r}; "
             f"it has: {', '.join(sorted(found)) or 'none'}."
         )
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def train_seeds(task: SeedTask) -> list[SeedResult]:

@@ -119,7 +119,7 @@ class ReplayBuffer:
         self.size = min(self.size + 1, self.capacity)
 
     def draw(self, batch_size: int, generators: Sequence[np.random.Generator]) -> np.ndarray:
-        """Indices (S, batch_size) of transitions, with replacement, learner s from its own generator."""
+        """Indices (S, batch_size) of transitions, each learner's from its own generator."""
         fractions = np.stack([generator.random(batch_size) for generator in generators])
         if self._tree is None:
             return (fractions * self.size).astype(np.int64)

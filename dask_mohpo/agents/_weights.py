@@ -9,7 +9,9 @@ import numpy as np
 __all__ = ["random_weights", "simplex_weights"]
 
 
-def random_weights(generator: np.random.Generator, num_weights: int, num_objectives: int) -> np.ndarray:
+def random_weights(
+    generator: np.random.Generator, num_weights: int, num_objectives: int
+) -> np.ndarray:
     """Weights drawn uniformly from the simplex, (num_weights, num_objectives)."""
     draws = generator.standard_exponential((num_weights, num_objectives))
     return draws / draws.sum(axis=1, keepdims=True)
@@ -22,8 +24,10 @@ def simplex_weights(num_objectives: int, num_weights: int) -> np.ndarray:
     Two objectives: a uniform grid with both corners. More: points of least Riesz s-energy
     (Blank et al. 2021, doi 10.1109/TEVC.2020.2992387), from pymoo with a fixed random state.
     """
-    if num_weights == 1:
-        return np.full((1, num_objectives), 1.0 / num_objectives)
+    if num_weights <= num_objectives:
+        # pymoo needs more; each row weighs a share of the objectives, and no objective is left out
+        shares = np.array_split(np.eye(num_objectives), num_weights)
+        return np.array([share.mean(axis=0) for share in shares])
     if num_objectives == 2:
         first = np.linspace(0.0, 1.0, num_weights)
         return np.stack([first, 1.0 - first], axis=1)

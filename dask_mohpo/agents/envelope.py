@@ -11,6 +11,7 @@ Q(s', a, w') that w values most: the envelope of the solution frontier.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -147,12 +148,10 @@ class Envelope:
             *config.net_arch,
             self._num_actions * self._num_objectives,
         ]
-        shapes = list(zip(widths[:-1], widths[1:], strict=True))
+        shapes = list(itertools.pairwise(widths))
         self._online = StackedLinear(shapes, generators(seeds, INIT), self.device)
         self._target = self._online.copy()
-        self._optimizer = torch.optim.Adam(
-            [self._online.flat], lr=config.learning_rate, fused=True
-        )
+        self._optimizer = torch.optim.Adam([self._online.flat], lr=config.learning_rate, fused=True)
         self._buffer = ReplayBuffer(
             num,
             min(config.buffer_size, total_timesteps),
@@ -205,9 +204,7 @@ class Envelope:
         seed = episode_seed(self._seeds[learner], TRAINING, self._episodes[learner])
         self._episodes[learner] += 1
         self._obs[learner] = self._envs.reset(learner, seed)
-        self._weights[learner] = random_weights(
-            self._act_rng[learner], 1, self._num_objectives
-        )[0]
+        self._weights[learner] = random_weights(self._act_rng[learner], 1, self._num_objectives)[0]
 
     def _interact(self) -> None:
         """One step of every learner's env, ε-greedy for the weights of its episode."""
@@ -231,8 +228,8 @@ class Envelope:
             over[s] = terminated[s] or truncated
         self._buffer.add(self._obs, actions, rewards, next_obs, terminated)
         self._obs = next_obs
-        for s in np.flatnonzero(over):
-            self._begin_episode(int(s))
+        for learner in np.flatnonzero(over):
+            self._begin_episode(int(learner))
 
     def _update(self) -> None:
         """One step of Adam for every learner, on a batch of its own."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -28,6 +28,7 @@ MIN_PENALTY = 1e-5
 NOISE_BLOCK = 64
 UPDATE_BLOCK = 64
 import os
+
 EPS = float(os.environ.get('EPS','1'))
 FRONT = float(os.environ.get('FRONT','0'))
 MIN_CROWDING = float(os.environ.get('CROWD', '.2'))
@@ -289,8 +290,7 @@ class PCN:
             for u in range(num):
                 output = model.forward(obs[u], commands[u])
                 loss = self._head.loss(output, actions[u])
-                model.network.zero_grad()
-                loss.backward()
+                model.network.backward(loss)
                 model.adam(self.config.learning_rate)
 
 
