@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -113,6 +114,8 @@ def _add_run(commands: Any) -> None:
         epilog=RUN_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # As Python 3.14 does: -5e1 is a number and not an option.
+    run._negative_number_matcher = re.compile(r"-\.?\d")
     # No defaults here: what is not given comes from the study file or from run_study.
     option = run.add_argument
     option("--study", metavar="FILE.yaml", help="a file with the same keys; flags win over it")
@@ -151,9 +154,11 @@ def _run(args: argparse.Namespace) -> int:
     given = {k: v for k, v in vars(args).items() if v is not None}
     del given["command"]
     keys = _study_file(given.pop("study")) if "study" in given else {}
+    if "train_hyperparams" in given:
+        fixed = keys.get("train_hyperparams") or {}
+        if isinstance(fixed, dict):  # else run_study says what is wrong with it
+            given["train_hyperparams"] = {**fixed, **_hyperparams(given["train_hyperparams"])}
     keys.update(given)
-    if isinstance(keys.get("train_hyperparams"), str | list):
-        keys["train_hyperparams"] = _hyperparams(keys["train_hyperparams"])
     if "config_name" in keys:
         keys["search_space"] = _space_file(keys.pop("config_name"))
     for name in ("algo", "env_id"):
@@ -186,6 +191,8 @@ def _study_file(path: str) -> dict[str, Any]:
     for name in keys:
         if name not in valid:
             raise UnknownNameError(f"key in {path}", name, valid)
+    if isinstance(keys.get("train_hyperparams"), str | list):
+        keys["train_hyperparams"] = _hyperparams(keys["train_hyperparams"])
     return keys
 
 

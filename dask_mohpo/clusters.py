@@ -16,7 +16,7 @@ from distributed.deploy import Cluster
 from dask_mohpo.devices import SlotPlugin, check_devices, cpu_count
 from dask_mohpo.errors import ClusterError, UnknownNameError, UsageError
 
-__all__ = ["connect", "open_cluster"]
+__all__ = ["Target", "connect", "open_cluster", "read_target"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ class LocalSpec:
         return max(1, cpu_count() // self.num_workers)
 
 
+Target = LocalSpec | Cluster | Client | str
+"""What `connect` takes; text is a scheduler's address."""
+
+
 def _visible_devices() -> list[str]:
     import torch
 
@@ -77,14 +81,18 @@ def open_cluster(spec: Mapping[str, Any] | None = None) -> Cluster:
     UsageError
         The spec is not valid.
     """
-    values = dict(spec or {})
+    return _open_local(_read_spec(spec or {}))
+
+
+def _read_spec(spec: Mapping[str, Any]) -> LocalSpec:
+    values = dict(spec)
     kind = values.pop("kind", "local")
     if kind != "local":
         raise UnknownNameError("kind of cluster", str(kind), ["local"])
     for name in values:
         if name not in ("num_workers", "devices"):
             raise UnknownNameError("key of a local cluster", name, ["num_workers", "devices"])
-    return _open_local(LocalSpec.of(**values))
+    return LocalSpec.of(**values)
 
 
 def _open_local(spec: LocalSpec) -> LocalCluster:
@@ -120,49 +128,64 @@ def _free_dashboard_port() -> int:
     return DASHBOARD_PORT
 
 
-@contextlib.contextmanager
-def connect(
-    cluster: Mapping[str, Any] | Cluster | Client | str | None,
+def read_target(
+    cluster: Mapping[str, Any] | Target | None,
     *,
     num_workers: int | None = None,
     devices: Sequence[str] | None = None,
-) -> Iterator[Client]:
-    """A client of the cluster to run on.
+) -> Target:
+    """What to run on, checked before anything is started.
 
     Parameters
     ----------
-    cluster : None for one on this machine; a spec for `open_cluster`; a Dask cluster or client;
-        or a scheduler's address such as ``"tcp://node1:8786"``.
+    cluster : None for this machine; a spec for `open_cluster`; a Dask cluster or client; or a
+        scheduler's address such as ``"tcp://node1:8786"``.
     num_workers, devices : of the cluster on this machine.
 
-    A cluster that is opened here is closed at the end; one that was handed in is left as it is.
+    Raises
+    ------
+    UsageError
+        Anything else, or arguments that exclude each other.
     """
-    if cluster is not None and (num_workers is not None or devices is not None):
+    if cluster is None:
+        return LocalSpec.of(num_workers, devices)
+    if num_workers is not None or devices is not None:
         raise UsageError(
             "num_workers and devices belong to the local default; with cluster= leave them out "
             "(in a spec they are keys)."
         )
-    if cluster is None or isinstance(cluster, Mapping):
-        spec = LocalSpec.of(num_workers, devices) if cluster is None else None
-        opened = open_cluster(cluster) if spec is None else _open_local(spec)
-        with opened, Client(opened, set_as_default=False) as client:
+    if isinstance(cluster, Mapping):
+        return _read_spec(cluster)
+    if isinstance(cluster, Client) and cluster.asynchronous:
+        raise UsageError("cluster: the client is asynchronous; give a synchronous one.")
+    if isinstance(cluster, LocalSpec | Cluster | Client):
+        return cluster
+    if isinstance(cluster, str) and "://" in cluster:
+        return cluster
+    raise UsageError(
+        f"cluster = {cluster!r} is not valid; give None, a mapping such as "
+        "{'kind': 'local', 'num_workers': 4}, a Dask cluster or client, or a scheduler's "
+        "address such as 'tcp://node1:8786'."
+    )
+
+
+@contextlib.contextmanager
+def connect(target: Target) -> Iterator[Client]:
+    """A client of the cluster to run on.
+
+    A cluster that is opened here is closed at the end; one that was handed in is left as it is.
+    """
+    if isinstance(target, Client):
+        yield target
+    elif isinstance(target, Cluster):
+        with Client(target, set_as_default=False) as client:
             yield client
-    elif isinstance(cluster, Client):
-        if cluster.asynchronous:
-            raise UsageError("cluster: the client is asynchronous; give a synchronous one.")
-        yield cluster
-    elif isinstance(cluster, Cluster):
-        with Client(cluster, set_as_default=False) as client:
-            yield client
-    elif isinstance(cluster, str) and "://" in cluster:
-        with _client_of_address(cluster) as client:
+    elif isinstance(target, LocalSpec):
+        with _open_local(target) as opened, Client(opened, set_as_default=False) as client:
             yield client
     else:
-        raise UsageError(
-            f"cluster = {cluster!r} is not valid; give None, a mapping such as "
-            "{'kind': 'local', 'num_workers': 4}, a Dask cluster or client, or a scheduler's "
-            "address such as 'tcp://node1:8786'."
-        )
+        with _client_of_address(target) as client:
+            yield client
 
 
 def _client_of_address(address: str) -> Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import socket
 import threading
 from collections.abc import Sequence
@@ -76,22 +77,24 @@ class SlotPlugin(WorkerPlugin):
         self.threads = threads
 
     def setup(self, worker: Worker) -> None:
+        if threading.current_thread() is threading.main_thread():
+            # Ctrl-C in a terminal reaches its worker processes too; the driver alone decides.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         number = re.search(r"(\d+)$", str(worker.name))
         place = int(number.group(1)) if number else 0
-        _register(worker, self.devices[place % len(self.devices)], self.threads)
+        slot = _make_slot(str(worker.name), self.devices[place % len(self.devices)], self.threads)
+        with _slots_lock:
+            _slots[worker.address] = slot
 
 
-def _register(worker: Worker, device: str, threads: int) -> Slot:
-    with _slots_lock:
-        slot = Slot(
-            worker=str(worker.name),
-            host=socket.gethostname(),
-            device=device,
-            threads=max(1, threads),
-            lock=threading.Lock(),
-        )
-        _slots[worker.address] = slot
-        return slot
+def _make_slot(worker: str, device: str, threads: int) -> Slot:
+    return Slot(
+        worker=worker,
+        host=socket.gethostname(),
+        device=device,
+        threads=max(1, threads),
+        lock=threading.Lock(),
+    )
 
 
 def current_slot() -> Slot:
@@ -104,18 +107,13 @@ def current_slot() -> Slot:
     try:
         worker = get_worker()
     except ValueError:
-        return Slot(
-            worker="driver",
-            host=socket.gethostname(),
-            device="cpu",
-            threads=cpu_count(),
-            lock=threading.Lock(),
-        )
-    slot = _slots.get(worker.address)
-    if slot is None:
-        threads = min(worker.state.nthreads, cpu_count())
-        slot = _register(worker, _default_device(worker), threads)
-    return slot
+        return _make_slot("driver", "cpu", cpu_count())
+    with _slots_lock:
+        if worker.address not in _slots:
+            threads = min(worker.state.nthreads, cpu_count())
+            slot = _make_slot(str(worker.name), _default_device(worker), threads)
+            _slots[worker.address] = slot
+        return _slots[worker.address]
 
 
 def _default_device(worker: Worker) -> str:

@@ -173,6 +173,7 @@ class Executor:
         self._moves = 0
         self._began = time.monotonic()
         self._seed_seconds: list[float] = [0.0, 0.0]  # how many seeds, and their sum
+        self._stopped_seconds = 0.0
         self._stop_reason: str | None = None
         self._failures = 0
         self._counts = {"complete": 0, "fail": 0}
@@ -241,7 +242,12 @@ class Executor:
 
     def _record_usage(self) -> None:
         elapsed = time.monotonic() - self._began
-        ledger.record_usage(self._study, self.session, self._slots.slot_seconds, elapsed)
+        usage = ledger.Usage(
+            slot_seconds=self._slots.slot_seconds,
+            stopped_seconds=self._stopped_seconds,
+            elapsed_seconds=elapsed,
+        )
+        ledger.record_usage(self._study, self.session, usage)
 
     def _next_event(self) -> tuple[Future, Any] | None:
         """The next finished future, or None after a tick."""
@@ -391,6 +397,7 @@ class Executor:
     def _absorb(self, opened: _OpenTrial, task: SeedTask, result: SeedResult) -> None:
         """Store one seed's result; try the seed again where it failed."""
         if result.state == "stopped":
+            self._stopped_seconds += result.wall_seconds
             return
         ledger.record_result(opened.trial, result)
         if result.state == "finished":

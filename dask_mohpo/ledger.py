@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -27,6 +27,7 @@ from dask_mohpo.space import incompatible
 __all__ = [
     "DEFAULT",
     "Settings",
+    "Usage",
     "attempts",
     "count_states",
     "load_study",
@@ -329,17 +330,27 @@ def seed_results(study: optuna.Study) -> list[SeedResult]:
     return [result for trial in study.get_trials(deepcopy=False) for result in trial_results(trial)]
 
 
-def record_usage(study: optuna.Study, session: str, slot_seconds: float, elapsed: float) -> None:
-    """Store for how long one run of the driver had how many slots: ∫ slots dt, in seconds."""
-    study.set_user_attr(
-        f"{USAGE}{session}", {"slot_seconds": slot_seconds, "elapsed_seconds": elapsed}
-    )
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What the cluster spent on a study, in seconds."""
+
+    slot_seconds: float
+    """∫ slots dt while a driver ran."""
+    stopped_seconds: float
+    """Training of seeds that were asked to stop, and so left no result."""
+    elapsed_seconds: float
+    """While a driver ran."""
 
 
-def usage(study: optuna.Study) -> tuple[float, float]:
-    """Slot seconds and elapsed seconds of all runs of the driver, added up."""
+def record_usage(study: optuna.Study, session: str, usage: Usage) -> None:
+    """Store what one run of the driver, so far, had and spent."""
+    study.set_user_attr(f"{USAGE}{session}", asdict(usage))
+
+
+def usage(study: optuna.Study) -> Usage:
+    """That of all runs of the driver, added up."""
     runs = [v for k, v in study.user_attrs.items() if k.startswith(USAGE)]
-    return sum(r["slot_seconds"] for r in runs), sum(r["elapsed_seconds"] for r in runs)
+    return Usage(**{f.name: sum(run[f.name] for run in runs) for f in fields(Usage)})
 
 
 def count_states(study: optuna.Study) -> dict[str, int]:

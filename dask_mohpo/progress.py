@@ -67,26 +67,25 @@ class Progress:
         if self._bar is None:
             self._bar = tqdm(
                 total=now.seeds_total,
-                bar_format="{percentage:3.0f}%|{bar}| {postfix}",
+                bar_format="{percentage:3.0f}%|{bar}| {desc}",
                 dynamic_ncols=True,
                 leave=True,
             )
         self._bar.total = now.seeds_total
         self._bar.n = now.seeds_done
-        self._bar.set_postfix_str(describe(now), refresh=True)
+        self._bar.set_description_str(describe(now), refresh=True)
 
 
 def describe(now: Snapshot) -> str:
-    """One line that fits a terminal: trials, seeds, best value, slots, time left."""
+    """One line; what matters most comes first, as a narrow terminal cuts it off."""
     parts = [f"trials {now.done}/{now.n_trials}, {now.running} running"]
     if now.failed:
         parts[0] += f", {now.failed} failed"
-    parts.append(f"seeds {now.seeds_done}/{now.seeds_total}")
     if now.best is not None:
-        parts.append(f"best {now.best:.6g}")
-    parts.append(f"slots {now.busy}/{now.slots} busy")
-    if now.seconds_left is not None:
+        parts.append(f"best {now.best:.5g}")
+    if now.seconds_left:
         parts.append(f"{_duration(now.seconds_left)} left")
+    parts += [f"slots {now.busy}/{now.slots} busy", f"seeds {now.seeds_done}/{now.seeds_total}"]
     return "; ".join(parts)
 
 

@@ -69,15 +69,15 @@ def best_trial(study: optuna.Study) -> FrozenTrial:
 
 def utilisation(study: optuna.Study) -> float | None:
     """Seconds of training per second of slot, 0 … 1; None before anything was recorded."""
-    slot_seconds, _ = ledger.usage(study)
-    if not slot_seconds:
+    usage = ledger.usage(study)
+    if not usage.slot_seconds:
         return None
-    busy = sum(
+    busy = usage.stopped_seconds + sum(
         result.wall_seconds
         for trial in study.get_trials(deepcopy=False)
         for result in ledger.attempts(trial)
     )
-    return busy / slot_seconds
+    return busy / usage.slot_seconds
 
 
 def best_text(study: optuna.Study) -> str:

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dask_mohpo import ledger
 from dask_mohpo.agents import Algorithm, load_algorithm
-from dask_mohpo.clusters import connect
+from dask_mohpo.clusters import connect, read_target
 from dask_mohpo.environments import EnvironmentInfo, describe
 from dask_mohpo.errors import UsageError
 from dask_mohpo.executor import Executor, Plan
@@ -158,8 +158,9 @@ def run_study(
     check_choice("policy for failed seeds", failed_seeds, FAILED_SEEDS)
     if sampler is not None and not isinstance(sampler, BaseSampler):
         raise UsageError(f"sampler = {sampler!r} is not valid; give an Optuna sampler.")
+    target = read_target(cluster, num_workers=num_workers, devices=devices)
     env = describe(env_id, ref_point=ref_point, eval_gamma=eval_gamma)
-    problem = _Problem.read(algo, env, search_space, dict(train_hyperparams or {}))
+    problem = _Problem.read(algo, env, search_space, train_hyperparams or {})
     name = _study_name(study_name, problem.algo_name, env_id)
     folder = Path(run_dir).resolve() / name
     seeds = tuple(range(seed, seed + num_seeds))
@@ -211,7 +212,7 @@ def run_study(
         )
 
     with (
-        connect(cluster, num_workers=num_workers, devices=devices) as client,
+        connect(target) as client,
         Progress(name, enabled=progress) as line,
     ):
         line.say(f"study {name} in {folder}")
@@ -262,9 +263,9 @@ class _Problem:
 
     @classmethod
     def read(
-        cls, algo: Trainable, env: EnvironmentInfo, search_space: Any, fixed: dict[str, Any]
+        cls, algo: Trainable, env: EnvironmentInfo, search_space: Any, given: Mapping[str, Any]
     ) -> _Problem:
-        fixed = _json_values(fixed)
+        fixed = _json_values(given)
         if callable(algo) or ":" in algo:
             function = algo if callable(algo) else resolve_function(algo)
             _check_function(function)
@@ -331,6 +332,10 @@ def _check_function(function: Callable[..., Any]) -> None:
 
 def _json_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON would give them back: tuples become lists, NumPy numbers Python's."""
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"train_hyperparams = {values!r} is not valid; give a mapping of names to values."
+        )
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic | np.ndarray):

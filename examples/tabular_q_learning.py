@@ -22,7 +22,7 @@ import numpy as np
 from dask_mohpo import SeedContext, run_study
 
 SEARCH_SPACE = {
-    "learning_rate": {"low": 0.01, "high": 1.0, "log": True},
+    "learning_rate": {"low": 0.05, "high": 1.0, "log": True},
     "epsilon": {"low": 0.01, "high": 1.0},
     "gamma": {"low": 0.8, "high": 1.0},
     "num_weights": {"low": 2, "high": 16},
@@ -55,7 +55,7 @@ def train(config: dict[str, Any], context: SeedContext) -> np.ndarray:
         table[state][:, action] += config["learning_rate"] * error
         if terminated or truncated:
             obs, _ = env.reset()
-            acting = rng.integers(len(weights))  # the next episode follows another preference
+            acting = int(rng.integers(len(weights)))  # the next episode follows another preference
         if step % max(1, context.total_timesteps // 5) == 0:
             context.report(step, evaluate(greedy, weights, context))
     return evaluate(greedy, weights, context)
@@ -82,7 +82,7 @@ if __name__ == "__main__":
         "deep-sea-treasure-v0",
         search_space=SEARCH_SPACE,
         total_timesteps=10_000,
-        n_trials=15,
+        n_trials=10,
         num_seeds=3,
         study_name="tabular-q-learning",
     )

@@ -229,9 +229,9 @@ def test_a_new_transition_gets_the_learners_largest_priority_so_far():
     buffer.set_priorities(every, np.array([[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]))
     buffer.add(*transition(3))
     numbers = drawn_numbers(buffer, 100_000, 0, 1)
-    for row, expected in zip(numbers, ([1, 1, 1, 8], [0.5, 0.5, 0.5, 1]), strict=True):
+    for row, expected in zip(numbers, np.array([[1, 1, 1, 8], [0.5, 0.5, 0.5, 1]]), strict=True):
         share = np.bincount(row, minlength=4) / 100_000
-        assert np.abs(share - np.array(expected) / np.sum(expected)).max() < 0.006
+        assert np.abs(share - expected / expected.sum()).max() < 0.006
 
 
 def test_an_overwritten_transition_loses_its_priority():

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from optuna.trial import TrialState
+
 from dask_mohpo import seed_results
 from dask_mohpo.ledger import load_study
-from optuna.trial import TrialState
 from trainables import read_log
 
 pytestmark = pytest.mark.slow

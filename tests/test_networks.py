@@ -12,6 +12,7 @@ from dask_mohpo.agents._networks import StackedLinear, clip_grad_norm, soft_upda
 
 SHAPES = [(3, 5), (5, 4), (4, 2)]
 SEEDS = (7, 8, 9)
+NUM_LEARNERS = len(SEEDS)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def flat_values(model, gradient=False):
     return torch.cat(parts)
 
 
-def inputs(num_learners=len(SEEDS), rows=6):
+def inputs(num_learners=NUM_LEARNERS, rows=6):
     generator = torch.Generator().manual_seed(0)
     return torch.randn(num_learners, rows, SHAPES[0][0], generator=generator)
 
@@ -209,10 +210,10 @@ def test_initial_values_come_from_the_learners_own_generator():
 
 
 def test_initial_values_neither_read_nor_move_global_generators():
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
     first = stacked().flat.detach()
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index, arg-type]
+    assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]
     assert torch.equal(stacked().flat, first)
 
 

@@ -11,9 +11,7 @@ from dask_mohpo.records import SeedResult
 
 
 def result(front, state="finished"):
-    return SeedResult(
-        trial=0, seed=1, attempt=0, state=state, front=front, ref_point=(0.0, -10.0)
-    )
+    return SeedResult(trial=0, seed=1, attempt=0, state=state, front=front, ref_point=(0.0, -10.0))
 
 
 def test_a_seeds_value_is_the_hypervolume_of_its_front():
@@ -27,9 +25,7 @@ def test_an_empty_front_is_worth_nothing_and_a_missing_one_has_no_value():
     assert seed_value(result(None, "stopped")) is None
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "wanted"), [("mean", 4.0), ("median", 2.0), ("min", 1.0)]
-)
+@pytest.mark.parametrize(("aggregate", "wanted"), [("mean", 4.0), ("median", 2.0), ("min", 1.0)])
 @pytest.mark.parametrize("failed_seeds", FAILED_SEEDS)
 def test_aggregates(aggregate, wanted, failed_seeds):
     value = trial_value([2.0, 1.0, 9.0], aggregate, failed_seeds)
@@ -43,9 +39,7 @@ def test_one_failed_seed_fails_the_trial(aggregate):
     assert trial_value([None], aggregate, "fail") is None
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "wanted"), [("mean", 11 / 3), ("median", 2.0), ("min", 0.0)]
-)
+@pytest.mark.parametrize(("aggregate", "wanted"), [("mean", 11 / 3), ("median", 2.0), ("min", 0.0)])
 def test_a_failed_seed_may_count_as_an_empty_front(aggregate, wanted):
     assert trial_value([2.0, None, 9.0], aggregate, "worst") == pytest.approx(wanted)
     assert trial_value([None, None], aggregate, "worst") == 0.0

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-import trainables
 from distributed import Client, LocalCluster
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
-from trainables import ENV_ID, read_log
 
+import trainables
 from dask_mohpo import run_study, seed_results
 from dask_mohpo import study as study_module
 from dask_mohpo.errors import (
@@ -28,6 +27,7 @@ from dask_mohpo.errors import (
     UsageError,
 )
 from dask_mohpo.ledger import attempts, stored_config, usage
+from trainables import ENV_ID, read_log
 
 SPACE = {"x": {"low": 0.0, "high": 1.0}}
 
@@ -68,6 +68,7 @@ def test_trains_every_seed_of_every_trial_once(call: dict[str, Any], tmp_path: P
         assert trial.value == pytest.approx(50 * (x + 0.5))
     for result in results:
         x = study.trials[result.trial].params["x"]
+        assert result.front is not None
         np.testing.assert_allclose(result.front, [[x + result.seed, 0.0]])
         assert (result.state, result.attempt, result.error) == ("finished", 0, None)
         assert result.ref_point == (0.0, -50.0)
@@ -86,8 +87,8 @@ def test_both_slots_work_and_the_scheduler_keeps_nothing(
     study = run_study(trainables.sleeper, **call)
 
     assert len({line["pid"] for line in read_log(tmp_path / "log", "start")}) == 2
-    slot_seconds, elapsed = usage(study)
-    assert slot_seconds == pytest.approx(2 * elapsed, rel=0.2)
+    spent = usage(study)
+    assert spent.slot_seconds == pytest.approx(2 * spent.elapsed_seconds, rel=0.2)
     deadline = time.monotonic() + 5
     while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
         assert time.monotonic() < deadline, "finished futures are still held"
@@ -101,7 +102,8 @@ def test_oldest_trial_first_and_few_trials_open(call: dict[str, Any], tmp_path: 
     # two slots and a look-ahead of one: a seed can start before one of an older trial only
     # where the older one was queued behind a running seed
     assert all(later >= earlier - 1 for earlier, later in itertools.pairwise(began))
-    running, most = set(), 0
+    running: set[tuple[int, int]] = set()
+    most = 0
     events = read_log(tmp_path / "log", "start") + read_log(tmp_path / "log", "end")
     for event in sorted(events, key=lambda e: e["time"]):
         key = (event["trial"], event["seed"])

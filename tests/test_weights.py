@@ -59,9 +59,9 @@ def test_simplex_weights_are_always_the_same(num_objectives):
     first = simplex_weights(num_objectives, 12).copy()
     simplex_weights.cache_clear()
     np.random.seed(5)
-    before = np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    before = np.random.get_state()[1].copy()  # type: ignore[index]
     assert np.array_equal(simplex_weights(num_objectives, 12), first)
-    assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index, arg-type]
+    assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("num_objectives", [2, 3, 6])

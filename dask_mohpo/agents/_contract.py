@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class Config:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Config:
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from a configuration.
 
         Raises

@@ -354,6 +354,7 @@ def search_space(trial: optuna.Trial) -> dict[str, Any]:
     if config["per"]:
         config["per_alpha"] = trial.suggest_float("per_alpha", 0.2, 0.8)
     if trial.suggest_categorical("target_update", ["hard", "soft"]) == "hard":
+        config["tau"] = 1.0
         config["target_net_update_freq"] = trial.suggest_int(
             "target_net_update_freq", 50, 2_000, log=True
         )

@@ -1,37 +1,63 @@
-"""Pareto Conditioned Networks: one network that is told which return to bring home.
+"""Pareto Conditioned Networks: one network that is told which return to bring home, and when.
 
 Reymond, Bargiacchi and Nowé 2022, "Pareto Conditioned Networks", arXiv 2204.05036.
+
+A dataset holds whole episodes. The network learns, by supervision, which action was taken in a
+state, given what the episode still brought from there on: its return-to-go and how many steps it
+still took. Asked for a return a little better than any known one, it finds better episodes, and
+those that lie far from the front leave the dataset.
+
+Where this departs from the paper:
+
+- Each episode of an iteration has a command of its own; the paper draws one for all of them.
+- A discrete action is replaced by a uniformly random one with probability 1 / (desired horizon at
+  the start): about one an episode. The network soon grows so sure of itself that its own
+  distribution no longer leaves the paths it knows.
+- Half of every batch comes from non-dominated episodes, for these are what it will be asked for.
+- Distances to the front are measured in units of the front's extent in each objective.
+- Of several episodes with equal returns the latest ranks by its return; the others come last.
+- An iteration acts first and learns then, so that what was seen last is learned as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from dask_mohpo.agents._contract import Config, generators
+from dask_mohpo.agents._contract import Actor, Config, generators
 from dask_mohpo.agents._envs import TRAINING, FlatEnvs, episode_seed
 from dask_mohpo.agents._networks import StackedLinear
 from dask_mohpo.errors import EnvironmentSpecError
 from dask_mohpo.fronts import non_dominated_mask
 
-__all__ = ["PCN", "PCNConfig"]
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["AGENT", "CONFIG", "PCN", "PCNConfig", "search_space"]
 
 INIT, RANDOM, COMMAND, ACT, LEARN = range(5)
-MIN_CROWDING = 0.2
-MIN_PENALTY = 1e-5
-NOISE_BLOCK = 64
-UPDATE_BLOCK = 64
-import os
 
-EPS = float(os.environ.get('EPS','1'))
-FRONT = float(os.environ.get('FRONT','0'))
-MIN_CROWDING = float(os.environ.get('CROWD', '.2'))
+MIN_CROWDING = 0.2
+"""Episodes whose crowding distance is no more than this are penalised: the paper's threshold."""
+MIN_PENALTY = 1e-5
+"""Keeps the penalty from vanishing on the front."""
+FRONT_SHARE = 0.5
+"""Part of a batch that comes from non-dominated episodes."""
+AUTO_SCALE = 10.0
+"""What the largest number of a command becomes where the scaling factors are chosen here."""
+DESIRED_LIMIT = 1e9
+"""Division by gamma at every step must not carry a return that is out of reach to infinity."""
+BLOCK = 64
+"""Random numbers are drawn for this many steps, and batches for this many updates, at once."""
+
+_Moment = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Which episodes ran, what they saw, did and got: (S, N) and, but for actions maybe, (S, N, ·)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,28 +67,29 @@ class PCNConfig(Config):
     ALGO: ClassVar[str] = "pcn"
 
     scaling_factor: tuple[float, ...] | None = None
-    """What the desired return and horizon are multiplied by before the network sees them: one
-    number per objective, then one for the horizon; None: from the initial random episodes, one
-    over the largest absolute return of each objective and over the longest episode."""
-    learning_rate: float = 1e-3
+    """What a command is multiplied by before the network sees it: one number per objective, then
+    one for the horizon; None: so that the largest absolute return and the longest horizon among
+    the non-dominated initial episodes become 10."""
+    learning_rate: float = 3e-3
     """Step size of Adam."""
     gamma: float = 1.0
-    """Discount of the returns that the agent is conditioned on; not that of the evaluation."""
+    """Discount of the returns that the agent is asked for; not that of the evaluation."""
     batch_size: int = 256
     """Transitions per update."""
     hidden_dim: int = 64
     """Width of the embeddings and of the hidden layer."""
     noise: float = 0.1
-    """Standard deviation of the noise added to continuous actions in training, in units of half
-    the range of a bounded action; without effect on discrete actions."""
+    """Standard deviation of the noise on continuous actions in training, in units of half the
+    range of a bounded action; without effect on discrete actions."""
     num_er_episodes: int = 50
-    """Random episodes at the start."""
+    """Episodes of uniformly random actions at the start."""
     num_step_episodes: int = 10
     """Episodes per iteration."""
     num_model_updates: int = 50
     """Updates per iteration."""
     max_return: tuple[float, ...] | None = None
-    """Largest return per objective that is ever asked for; None: no limit."""
+    """The most that training ever asks for at the start of an episode, one number per objective;
+    None: no limit."""
     max_buffer_size: int = 200
     """Episodes that the dataset holds."""
 
@@ -79,16 +106,36 @@ class PCNConfig(Config):
         self._require("learning_rate", self.learning_rate > 0, "a number > 0")
         self._require("gamma", 0 < self.gamma <= 1, "a number in (0, 1]")
         self._require("noise", self.noise >= 0, "a number ≥ 0")
+        scaling, most = self.scaling_factor, self.max_return
         self._require(
             "scaling_factor",
-            self.scaling_factor is None
-            or (len(self.scaling_factor) > 0 and min(self.scaling_factor) > 0),
-            "a list of numbers > 0, or None",
+            scaling is None or (len(scaling) > 0 and min(scaling) > 0),
+            "a list of numbers > 0, one per objective and one for the horizon, or None",
+        )
+        self._require(
+            "max_return",
+            most is None or len(most) > 0,
+            "a list of numbers, one per objective, or None",
         )
 
 
 class PCN:
-    """S learners of Pareto Conditioned Networks."""
+    """S learners of Pareto Conditioned Networks, whose iterations run side by side.
+
+    Parameters
+    ----------
+    config : the hyperparameters, the same for all learners.
+    env_id : an env with vector observations; actions are discrete or a vector in a Box.
+    seeds : one per learner.
+    total_timesteps : the budget of each learner; the initial random episodes end where it ends.
+    device : torch device.
+
+    Raises
+    ------
+    EnvironmentSpecError
+        The env's actions are of another kind, or `scaling_factor` or `max_return` does not have
+        as many numbers as the env's objectives ask for.
+    """
 
     def __init__(
         self,
@@ -100,48 +147,57 @@ class PCN:
         device: str = "cpu",
     ) -> None:
         self.config = config
-        self.device = torch.device(device)
         self._total = total_timesteps
         self._seeds = list(seeds)
         num = len(self._seeds)
         self._envs = FlatEnvs(env_id, num * config.num_step_episodes)
-        self._head = _head(self._envs)
         self._num_objectives = self._envs.num_objectives
         self._check_widths()
-        width, command = config.hidden_dim, self._num_objectives + 1
-        shapes = [
-            (self._envs.obs_dim, width),
-            (command, width),
-            (width, width),
-            (width, self._head.num_outputs),
-        ]
-        network = StackedLinear(shapes, generators(seeds, INIT), self.device)
-        scale = np.ones(command) if config.scaling_factor is None else config.scaling_factor
-        self._model = _Model(
-            network, torch.tensor(np.tile(scale, (num, 1, 1)), dtype=torch.float32).to(self.device)
+        self.head = _make_head(self._envs)
+        self.model = _Model(
+            self._envs.obs_dim,
+            self._num_objectives + 1,
+            config.hidden_dim,
+            self.head.num_outputs,
+            generators(seeds, INIT),
+            torch.device(device),
         )
+        if config.scaling_factor is not None:
+            for learner in range(num):
+                self.model.set_scale(learner, np.array(config.scaling_factor))
         self._random_rng = generators(seeds, RANDOM)
         self._command_rng = generators(seeds, COMMAND)
         self._act_rng = generators(seeds, ACT)
         self._learn_rng = generators(seeds, LEARN)
         self._datasets = [
-            _Dataset(config.max_buffer_size, self._envs.obs_dim, self._head.shape, self._num_objectives)
-            for _ in seeds
+            _Dataset(
+                config.max_buffer_size,
+                self._num_objectives,
+                (self._envs.obs_dim,),
+                self.head.action_shape,
+                self.head.action_dtype,
+            )
+            for _ in self._seeds
         ]
         self._steps = [0] * num
         self._episodes = [0] * num
-        self._ready = [False] * num
+        self._started = [False] * num
 
     def _check_widths(self) -> None:
-        c, k = self.config, self._num_objectives
+        k = self._num_objectives
         for name, value, wanted, what in (
-            ("scaling_factor", c.scaling_factor, k + 1, f"{k} objectives and the horizon"),
-            ("max_return", c.max_return, k, f"{k} objectives"),
+            (
+                "scaling_factor",
+                self.config.scaling_factor,
+                k + 1,
+                f"{k} objectives and the horizon",
+            ),
+            ("max_return", self.config.max_return, k, f"{k} objectives"),
         ):
             if value is not None and len(value) != wanted:
                 raise EnvironmentSpecError(
                     self._envs.env_id,
-                    f"pcn: {name} has {len(value)} numbers, {list(value)}, but it takes {wanted}, "
+                    f"pcn: {name} = {list(value)} has {len(value)} numbers; it takes {wanted}, "
                     f"for {what}.",
                 )
 
@@ -150,370 +206,596 @@ class PCN:
         return list(self._steps)
 
     def train(self, until: int) -> None:
-        for learner in range(len(self._seeds)):
-            self._explore(learner, until)
-        new = [s for s, ready in enumerate(self._ready) if not ready and self._explored(s)]
+        """Train until every learner has taken at least `until` steps; episodes finish.
+
+        A learner that has taken them rests, however far the others are: what it learns does not
+        depend on them, nor on how a budget is cut into calls.
+        """
+        learners = range(len(self._seeds))
+        for s in learners:
+            self._begin(s, until)
+        new = [s for s in learners if not self._started[s] and self._has_begun(s)]
         if new:
-            model = self._model.subset(new)
+            model = self._rows(new)
             self._learn(model, new)
-            self._model.write(new, model)
+            self._put_back(new, model)
             for s in new:
-                self._ready[s] = True
+                self._started[s] = True
         active = self._active(until)
         while active:
-            whole = len(active) == len(self._seeds)
-            model = self._model if whole else self._model.subset(active)
-            still = active
-            while still == active:
+            model, now = self._rows(active), active
+            while now == active:
                 self._collect(model, active)
                 self._learn(model, active)
-                still = self._active(until)
-            if not whole:
-                self._model.write(active, model)
-            active = still
-
-    def _active(self, until: int) -> list[int]:
-        return [s for s, taken in enumerate(self._steps) if self._ready[s] and taken < until]
+                now = self._active(until)
+            self._put_back(active, model)
+            active = now
 
     def policies(self, num_weights: int) -> PCNPolicies:
-        return PCNPolicies(self, [d.commands(num_weights) for d in self._datasets])
+        """A policy for each non-dominated return of the dataset, but at most `num_weights`."""
+        return PCNPolicies(self, [data.best_commands(num_weights) for data in self._datasets])
 
-    def _explored(self, s: int) -> bool:
-        return self._episodes[s] >= self.config.num_er_episodes or self._steps[s] >= self._total
+    def _active(self, until: int) -> list[int]:
+        return [s for s, steps in enumerate(self._steps) if self._started[s] and steps < until]
 
-    def _explore(self, s: int, until: int) -> None:
+    def _rows(self, learners: list[int]) -> _Model:
+        return self.model if len(learners) == len(self._seeds) else self.model.rows(learners)
+
+    def _put_back(self, learners: list[int], model: _Model) -> None:
+        if model is not self.model:
+            self.model.put_back(learners, model)
+
+    def _reset(self, s: int, index: int) -> np.ndarray:
+        """Begin the next episode of learner s in one copy of the env."""
+        seed = episode_seed(self._seeds[s], TRAINING, self._episodes[s])
+        self._episodes[s] += 1
+        return self._envs.reset(index, seed)
+
+    def _has_begun(self, s: int) -> bool:
+        enough = self._episodes[s] >= self.config.num_er_episodes
+        return enough or self._steps[s] >= self._total
+
+    def _begin(self, s: int, until: int) -> None:
+        """Random episodes of learner s, as many as are still missing and fit."""
         index = s * self.config.num_step_episodes
-        while not self._explored(s) and self._steps[s] < until:
-            obs = [self._reset(s, index)]
-            actions, rewards = [], []
+        while not self._has_begun(s) and self._steps[s] < until:
+            obs, actions, rewards = [self._reset(s, index)], [], []
             over = False
             while not over:
-                actions.append(self._head.random(self._random_rng[s]))
+                actions.append(self.head.random(self._random_rng[s]))
                 next_obs, reward, terminated, truncated = self._envs.step(index, actions[-1])
                 obs.append(next_obs)
                 rewards.append(reward)
                 over = terminated or truncated
             self._steps[s] += len(actions)
-            returns = returns_to_go(np.stack(rewards), self.config.gamma)
-            self._datasets[s].add(np.stack(obs[:-1]), np.stack(actions), returns, np.array([len(actions)]))
-        if self._explored(s) and not self._ready[s] and self.config.scaling_factor is None:
-            self._model.scale[s, 0] = torch.from_numpy(self._datasets[s].scaling()).to(self.device)
+            self._datasets[s].add(
+                np.stack(obs[:-1]),
+                np.stack(actions),
+                returns_to_go(np.stack(rewards), self.config.gamma),
+                np.array([len(actions)]),
+            )
+        if not self._started[s] and self._has_begun(s) and self.config.scaling_factor is None:
+            self.model.set_scale(s, self._datasets[s].scaling_factor())
 
-    def _reset(self, s: int, index: int) -> np.ndarray:
-        seed = episode_seed(self._seeds[s], TRAINING, self._episodes[s])
-        self._episodes[s] += 1
-        return self._envs.reset(index, seed)
+    def _commands(self, s: int) -> tuple[np.ndarray, np.ndarray]:
+        """What learner s asks for next: returns (num_step_episodes, n_objectives) and horizons.
 
-    def _command(self, s: int) -> tuple[np.ndarray, np.ndarray]:
+        Each is a random non-dominated return, two steps sooner, with one random objective raised
+        by up to its standard deviation over the non-dominated returns.
+        """
         num, rng, data = self.config.num_step_episodes, self._command_rng[s], self._datasets[s]
-        front = data.front()
-        candidates = data.episode_returns[front]
-        choice = rng.integers(len(front), size=num)
+        known = data.returns[data.front]
+        choice = rng.integers(len(known), size=num)
         objective = rng.integers(self._num_objectives, size=num)
-        returns = candidates[choice]
-        returns[np.arange(num), objective] += rng.random(num) * candidates.std(axis=0)[objective]
+        returns = known[choice]
+        returns[np.arange(num), objective] += rng.random(num) * known.std(axis=0)[objective]
         if self.config.max_return is not None:
             returns = np.minimum(returns, self.config.max_return)
-        return returns, np.maximum(data.lengths[front][choice] - 2.0, 1.0)
+        return returns, np.maximum(data.lengths[data.front][choice] - 2.0, 1.0)
 
-    def _collect(self, model: _Model, active: list[int]) -> None:
-        num, k = self.config.num_step_episodes, self._num_objectives
-        commands = [self._command(s) for s in active]
-        actor = _PCNActor(
-            self, model, np.stack([c[0] for c in commands]), np.stack([c[1] for c in commands])
-        )
-        horizon0 = np.stack([c[1] for c in commands])
-        obs = np.stack([[self._reset(s, s * num + n) for n in range(num)] for s in active])
-        learner = np.arange(len(active))[:, None]
-        rows = np.broadcast_to(np.arange(num), (len(active), num))
-        alive = np.ones(rows.shape, bool)
+    def _collect(self, model: _Model, learners: list[int]) -> None:
+        """The episodes of one iteration, of all these learners in one loop."""
+        num = self.config.num_step_episodes
+        returns, horizons = map(np.stack, zip(*(self._commands(s) for s in learners), strict=True))
+        random_share = 1.0 / horizons
+        actor = _PCNActor(model, self.head, self.config.gamma, returns, horizons)
+        obs = np.stack([[self._reset(s, s * num + n) for n in range(num)] for s in learners])
+        # Place (i, m) of the batch holds episode rows[i, m] of learner learners[i].
+        i = np.arange(len(learners))[:, None]
+        rows = np.broadcast_to(np.arange(num), (len(learners), num))
+        alive: np.ndarray = np.ones(rows.shape, bool)
         lengths = np.zeros(rows.shape, np.int64)
-        record = _Record(rows.shape, obs.shape[2], self._head, k)
-        noise = np.empty(0)
-        t = 0
-        while True:
-            if t % NOISE_BLOCK == 0:
-                shape = (NOISE_BLOCK, num)
-                noise = np.stack([self._head.noise(self._act_rng[s], shape) for s in active], axis=1)
-                for a in range(len(active)):
-                    pass
-            actions = self._head.explore(
-                actor.outputs(obs), noise[t % NOISE_BLOCK][learner, rows], self.config.noise, EPS / horizon0[learner, rows]
+        history: list[_Moment] = []
+        while alive.any():
+            t = len(history)
+            if t % BLOCK == 0:
+                draws = np.stack(
+                    [self.head.draws(self._act_rng[s], (BLOCK, num)) for s in learners]
+                )
+            actions = self.head.explore(
+                actor.outputs(obs),
+                draws[i, t % BLOCK, rows],
+                noise=self.config.noise,
+                random_share=random_share[i, rows],
             )
-            rewards = np.zeros((*rows.shape, k))
             next_obs = obs.copy()
+            rewards = np.zeros((*rows.shape, self._num_objectives))
             for a, m in zip(*np.nonzero(alive), strict=True):
                 n = rows[a, m]
                 next_obs[a, m], rewards[a, m], terminated, truncated = self._envs.step(
-                    active[a] * num + n, actions[a, m]
+                    learners[a] * num + n, actions[a, m]
                 )
                 lengths[a, n] += 1
                 alive[a, m] = not (terminated or truncated)
-            record.put(t, learner, rows, obs, actions, rewards)
-            obs = next_obs
-            t += 1
-            if not alive.any():
-                break
+            history.append((rows, obs, actions, rewards))
             actor.observe(rewards)
+            obs = next_obs
             most = int(alive.sum(axis=1).max())
-            if most <= 0.75 * alive.shape[1]:
+            if 0 < most <= 0.75 * alive.shape[1]:
+                # running episodes first; finished ones fill up to the learner with the most
                 kept = np.argsort(~alive, axis=1, kind="stable")[:, :most]
                 actor.keep(kept)
                 obs = np.take_along_axis(obs, kept[..., None], axis=1)
                 alive = np.take_along_axis(alive, kept, axis=1)
                 rows = np.take_along_axis(rows, kept, axis=1)
-        for a, s in enumerate(active):
-            taken = np.arange(t) < lengths[a][:, None]
-            returns = returns_to_go(record.rewards[a, :, :t].swapaxes(0, 1), self.config.gamma)
-            self._datasets[s].add(
-                record.obs[a, :, :t][taken],
-                record.actions[a, :, :t][taken],
-                returns.swapaxes(0, 1)[taken],
-                lengths[a],
-            )
+        self._store(learners, history, lengths)
+
+    def _store(self, learners: list[int], history: list[_Moment], lengths: np.ndarray) -> None:
+        """Put episodes that ran side by side into the datasets, one after the other."""
+        i = np.arange(len(learners))[:, None]
+        obs, actions, rewards = (
+            np.zeros((*lengths.shape, len(history), *part.shape[2:]), part.dtype)
+            for part in history[0][1:]
+        )
+        for t, (rows, *parts) in enumerate(history):
+            obs[i, rows, t], actions[i, rows, t], rewards[i, rows, t] = parts
+        to_go = np.moveaxis(returns_to_go(np.moveaxis(rewards, 2, 0), self.config.gamma), 0, 2)
+        taken = np.arange(len(history)) < lengths[..., None]
+        for a, s in enumerate(learners):
+            keep = taken[a]
+            self._datasets[s].add(obs[a][keep], actions[a][keep], to_go[a][keep], lengths[a])
             self._steps[s] += int(lengths[a].sum())
 
-    def _learn(self, model: _Model, active: list[int]) -> None:
-        left = self.config.num_model_updates
-        while left > 0:
-            num = min(left, UPDATE_BLOCK)
-            left -= num
-            draws = [
-                self._datasets[s].draw(self._learn_rng[s], num, self.config.batch_size)
-                for s in active
+    def _learn(self, model: _Model, learners: list[int]) -> None:
+        """The updates of one iteration, each learner on batches of its own."""
+        for done in range(0, self.config.num_model_updates, BLOCK):
+            num = min(BLOCK, self.config.num_model_updates - done)
+            batches = [
+                self._datasets[s].draw(num, self.config.batch_size, self._learn_rng[s])
+                for s in learners
             ]
             obs, commands, actions = (
-                torch.from_numpy(np.stack(parts, axis=1)).to(self.device)
-                for parts in zip(*draws, strict=True)
+                torch.from_numpy(np.stack(parts, axis=1)).to(model.device)
+                for parts in zip(*batches, strict=True)
             )
-            commands = commands * model.scale
             for u in range(num):
-                output = model.forward(obs[u], commands[u])
-                loss = self._head.loss(output, actions[u])
+                loss = self.head.loss(model(obs[u], commands[u]), actions[u])
                 model.network.backward(loss)
                 model.adam(self.config.learning_rate)
 
 
+class _Model:
+    """The networks of S learners, their scaling factors, and their states of Adam.
+
+    Each learner counts its own updates, so that rows of a model can be trained without the rest.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        command_dim: int,
+        width: int,
+        num_outputs: int,
+        generators: Sequence[np.random.Generator],
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        shapes = [(obs_dim, width), (command_dim, width), (width, width), (width, num_outputs)]
+        self.network = StackedLinear(shapes, generators, device)
+        num = len(generators)
+        self.scale = torch.ones(num, 1, command_dim, device=device)
+        self.mean = torch.zeros_like(self.network.flat)
+        self.square = torch.zeros_like(self.network.flat)
+        self.updates = torch.zeros(num, 1, device=device)
+
+    def set_scale(self, learner: int, factors: np.ndarray) -> None:
+        self.scale[learner, 0] = torch.as_tensor(factors, dtype=torch.float32)
+
+    def __call__(self, obs: torch.Tensor, commands: torch.Tensor) -> torch.Tensor:
+        """(S, N, obs_dim), (S, N, n_objectives + 1) → (S, N, n_outputs)."""
+        net = self.network
+        state = torch.sigmoid(net(0, obs))
+        command = torch.sigmoid(net(1, commands * self.scale))
+        return net(3, torch.relu(net(2, state * command)))
+
+    @torch.no_grad()
+    def adam(self, learning_rate: float) -> None:
+        """One step of Adam (Kingma and Ba 2015) with its usual constants."""
+        grad = self.network.flat.grad
+        assert grad is not None
+        self.updates += 1
+        self.mean.lerp_(grad, 0.1)
+        self.square.mul_(0.999).addcmul_(grad, grad, value=0.001)
+        rate = -learning_rate / (1 - 0.9**self.updates)
+        root = torch.sqrt(self.square / (1 - 0.999**self.updates)).add_(1e-8)
+        self.network.flat.add_((self.mean * rate).div_(root))
+
+    def rows(self, learners: Sequence[int]) -> _Model:
+        """The model of these learners alone, in memory of its own."""
+        other = object.__new__(_Model)
+        other.device = self.device
+        other.network = self.network.copy()
+        other.network.keep(learners)
+        for name in ("scale", "mean", "square", "updates"):
+            setattr(other, name, getattr(self, name)[learners])
+        return other
+
+    @torch.no_grad()
+    def put_back(self, learners: Sequence[int], other: _Model) -> None:
+        """Take over what was learned with `rows`."""
+        self.network.flat[learners] = other.network.flat
+        for name in ("mean", "square", "updates"):
+            getattr(self, name)[learners] = getattr(other, name)
+
+
+class _Dataset:
+    """Episodes of one learner, their transitions one after the other in flat arrays.
+
+    Attributes
+    ----------
+    returns : (n_episodes, n_objectives), of whole episodes.
+    lengths : (n_episodes,) steps.
+    front : one episode for each distinct non-dominated return.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_objectives: int,
+        obs_shape: tuple[int, ...],
+        action_shape: tuple[int, ...],
+        action_dtype: type[np.generic],
+    ) -> None:
+        self._capacity = capacity
+        self._obs = np.zeros((0, *obs_shape), np.float32)
+        self._commands = np.zeros((0, num_objectives + 1), np.float32)
+        self._actions = np.zeros((0, *action_shape), action_dtype)
+        self.returns = np.zeros((0, num_objectives))
+        self.lengths = np.zeros(0, np.int64)
+        self.front = np.zeros(0, np.int64)
+        self._front_rows = np.zeros(0, np.int64)
+
+    def add(
+        self, obs: np.ndarray, actions: np.ndarray, to_go: np.ndarray, lengths: np.ndarray
+    ) -> None:
+        """Add episodes, and keep the best.
+
+        Parameters
+        ----------
+        obs, actions, to_go : what was seen, done and returned from there on, of all steps of the
+            first episode, then of the second one, and so on.
+        lengths : steps of each episode.
+        """
+        first = np.cumsum(lengths) - lengths
+        horizon = np.repeat(first + lengths, lengths) - np.arange(len(obs))
+        commands = np.column_stack([to_go, horizon]).astype(np.float32)
+        self._obs = np.concatenate([self._obs, obs])
+        self._commands = np.concatenate([self._commands, commands])
+        self._actions = np.concatenate([self._actions, actions])
+        self.returns = np.concatenate([self.returns, to_go[first]])
+        self.lengths = np.concatenate([self.lengths, lengths])
+        if len(self.lengths) > self._capacity:
+            self._keep(best_episodes(self.returns, self._capacity))
+        candidates = np.flatnonzero(non_dominated_mask(self.returns))
+        _, index = np.unique(self.returns[candidates], axis=0, return_index=True)
+        self.front = candidates[index]
+        on_front = np.zeros(len(self.lengths), bool)
+        on_front[self.front] = True
+        self._front_rows = np.flatnonzero(np.repeat(on_front, self.lengths))
+
+    def _keep(self, episodes: np.ndarray) -> None:
+        kept = np.zeros(len(self.lengths), bool)
+        kept[episodes] = True
+        rows = np.repeat(kept, self.lengths)
+        self._obs, self._commands = self._obs[rows], self._commands[rows]
+        self._actions = self._actions[rows]
+        self.returns, self.lengths = self.returns[kept], self.lengths[kept]
+
+    def draw(
+        self, num: int, batch: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Observations, commands and actions of `num` batches, each (num, batch, ·)."""
+        share = int(batch * FRONT_SHARE)
+        on_front = self._front_rows[rng.integers(len(self._front_rows), size=(num, share))]
+        anywhere = rng.integers(len(self._obs), size=(num, batch - share))
+        rows = np.concatenate([on_front, anywhere], axis=1)
+        return self._obs[rows], self._commands[rows], self._actions[rows]
+
+    def scaling_factor(self) -> np.ndarray:
+        returns, lengths = self.returns[self.front], self.lengths[self.front]
+        most = np.append(np.abs(returns).max(axis=0), lengths.max())
+        return AUTO_SCALE / np.where(most > 0, most, AUTO_SCALE)
+
+    def best_commands(self, num: int) -> tuple[np.ndarray, np.ndarray]:
+        """Non-dominated returns (n ≤ num, n_objectives) and their horizons (n,)."""
+        if len(self.front) == 0:
+            return np.zeros((1, self.returns.shape[1])), np.ones(1)
+        index = self.front[spread(self.returns[self.front], num)]
+        return self.returns[index], self.lengths[index].astype(float)
+
+
 def returns_to_go(rewards: np.ndarray, gamma: float) -> np.ndarray:
-    """Discounted sums of the rewards from each step on; time runs along the first axis."""
+    """Discounted sums of the rewards from each step on; time is the first axis."""
     returns = rewards.astype(np.float64)
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += gamma * returns[t + 1]
     return returns
 
 
-class _Model:
-    """The networks of some learners and the state of their Adam."""
+def crowding_distance(points: np.ndarray) -> np.ndarray:
+    """How far a point's neighbours are apart, as a share of the extent, summed over objectives.
 
-    def __init__(self, network: StackedLinear, scale: torch.Tensor) -> None:
-        self.network = network
-        self.scale = scale
-        self.mean = torch.zeros_like(network.flat)
-        self.square = torch.zeros_like(network.flat)
-        self.updates = torch.zeros(len(scale), 1, device=scale.device)
-
-    def subset(self, rows: Sequence[int]) -> _Model:
-        network = self.network.copy()
-        network.keep(rows)
-        index = torch.as_tensor(rows, device=self.scale.device)
-        other = _Model(network, self.scale[index])
-        other.mean, other.square = self.mean[index], self.square[index]
-        other.updates = self.updates[index]
-        return other
-
-    def write(self, rows: Sequence[int], other: _Model) -> None:
-        index = torch.as_tensor(rows, device=self.scale.device)
-        with torch.no_grad():
-            self.network.flat[index] = other.network.flat
-        self.mean[index], self.square[index] = other.mean, other.square
-        self.updates[index] = other.updates
-
-    def forward(self, obs: torch.Tensor, command: torch.Tensor) -> torch.Tensor:
-        net = self.network
-        x = torch.sigmoid(net(0, obs)) * torch.sigmoid(net(1, command))
-        return net(3, torch.relu(net(2, x)))
-
-    @torch.no_grad()
-    def adam(self, learning_rate: float) -> None:
-        grad = self.network.flat.grad
-        self.updates += 1
-        self.mean.lerp_(grad, 0.1)
-        self.square.mul_(0.999).addcmul_(grad, grad, value=0.001)
-        rate = learning_rate / (1 - 0.9**self.updates)
-        denominator = (self.square / (1 - 0.999**self.updates)).sqrt_().add_(1e-8)
-        self.network.flat.sub_(self.mean / denominator * rate)
+    Deb et al. 2002 (doi 10.1109/4235.996017). The ends of an objective are infinitely far.
+    """
+    distance = np.zeros(len(points))
+    for values in points.T:
+        order = np.argsort(values, kind="stable")
+        ordered = values[order]
+        extent = ordered[-1] - ordered[0]
+        if extent > 0:
+            gaps = np.full(len(points), np.inf)
+            gaps[1:-1] = (ordered[2:] - ordered[:-2]) / extent
+            distance[order] += gaps
+    return distance
 
 
-class _Record:
-    def __init__(self, shape, obs_dim, head, num_objectives) -> None:
-        self.obs = np.zeros((*shape, NOISE_BLOCK, obs_dim), np.float32)
-        self.actions = np.zeros((*shape, NOISE_BLOCK, *head.shape), head.dtype)
-        self.rewards = np.zeros((*shape, NOISE_BLOCK, num_objectives))
+def best_episodes(returns: np.ndarray, num: int) -> np.ndarray:
+    """The `num` episodes to keep in the dataset, best first.
 
-    def put(self, t, learner, rows, obs, actions, rewards) -> None:
-        if t == self.obs.shape[2]:
-            for name in ("obs", "actions", "rewards"):
-                old = getattr(self, name)
-                setattr(self, name, np.concatenate([old, np.zeros_like(old)], axis=2))
-        self.obs[learner, rows, t] = obs
-        self.actions[learner, rows, t] = actions
-        self.rewards[learner, rows, t] = rewards
-
-
-class _Dataset:
-    def __init__(self, capacity: int, obs_dim: int, action_shape: tuple[int, ...], k: int) -> None:
-        self.capacity = capacity
-        self.obs = np.zeros((0, obs_dim), np.float32)
-        self.actions: Any = None
-        self.commands_ = np.zeros((0, k + 1), np.float32)
-        self.lengths = np.zeros(0, np.int64)
-        self.episode_returns = np.zeros((0, k))
-
-    def add(self, obs, actions, returns, lengths) -> None:
-        first = np.cumsum(lengths) - lengths
-        horizon = np.repeat(lengths + first, lengths) - np.arange(len(obs))
-        commands = np.concatenate([returns, horizon[:, None]], axis=1).astype(np.float32)
-        self.obs = np.concatenate([self.obs, obs])
-        self.actions = actions if self.actions is None else np.concatenate([self.actions, actions])
-        self.commands_ = np.concatenate([self.commands_, commands])
-        self.lengths = np.concatenate([self.lengths, lengths])
-        self.episode_returns = np.concatenate([self.episode_returns, returns[first]])
-        if len(self.lengths) > self.capacity:
-            best = np.argsort(-scores(self.episode_returns), kind="stable")[: self.capacity]
-            kept = np.zeros(len(self.lengths), bool)
-            kept[best] = True
-            rows = np.repeat(kept, self.lengths)
-            self.obs, self.actions = self.obs[rows], self.actions[rows]
-            self.commands_ = self.commands_[rows]
-            self.lengths, self.episode_returns = self.lengths[kept], self.episode_returns[kept]
-
-    def front(self) -> np.ndarray:
-        """Indices of the non-dominated episodes, one per distinct return."""
-        index = np.flatnonzero(non_dominated_mask(self.episode_returns))
-        _, first = np.unique(self.episode_returns[index], axis=0, return_index=True)
-        return index[first]
-
-    def commands(self, n: int):
-        index = self.front()
-        return self.episode_returns[index][:n], self.lengths[index].astype(float)[:n]
-
-    def scaling(self) -> np.ndarray:
-        most = np.concatenate([np.abs(self.episode_returns).max(axis=0), [self.lengths.max()]])
-        return np.where(most > 0, 1 / np.where(most > 0, most, 1), 1).astype(np.float32)
-
-    def draw(self, rng, num: int, batch: int):
-        if FRONT == 0:
-            index = rng.integers(len(self.obs), size=(num, batch))
-        elif FRONT < 0:
-            e = rng.integers(len(self.lengths), size=(num, batch))
-            start = np.cumsum(self.lengths) - self.lengths
-            index = start[e] + (rng.random((num, batch)) * self.lengths[e]).astype(int)
-        else:
-            share = int(batch * FRONT)
-            mask = np.zeros(len(self.lengths), bool); mask[self.front()] = True
-            rows = np.flatnonzero(np.repeat(mask, self.lengths))
-            index = np.concatenate([rows[rng.integers(len(rows), size=(num, share))], rng.integers(len(self.obs), size=(num, batch-share))], axis=1)
-        return self.obs[index], self.commands_[index], self.actions[index]
-
-
-def crowding(points: np.ndarray) -> np.ndarray:
-    n = len(points)
-    total = np.zeros(n)
-    for k in range(points.shape[1]):
-        order = np.argsort(points[:, k], kind="stable")
-        x = points[order, k]
-        span = x[-1] - x[0]
-        gap = np.empty(n)
-        gap[1:-1] = x[2:] - x[:-2]
-        gap[[0, -1]] = np.inf
-        if span > 0:
-            total[order] += gap / span
-    return total
-
-
-def scores(points: np.ndarray) -> np.ndarray:
-    front = np.unique(points[non_dominated_mask(points)], axis=0)
-    span = np.ptp(front, axis=0)
-    span = np.where(span > 0, span, np.where(np.ptp(points, axis=0) > 0, np.ptp(points, axis=0), 1))
-    distance = np.sqrt((((points[:, None] - front[None]) / span) ** 2).sum(-1)).min(axis=1)
-    crowded = crowding(points) <= MIN_CROWDING
-    score = -distance
+    The better, the closer to the front; the distance counts twice where returns lie densely.
+    """
+    front = np.unique(returns[non_dominated_mask(returns)], axis=0)
+    extent = np.ptp(front, axis=0)
+    extent = np.where(extent > 0, extent, np.ptp(returns, axis=0))
+    unit = np.where(extent > 0, extent, 1.0)
+    offsets = returns[:, None] / unit - front / unit
+    score = -np.sqrt(np.square(offsets).sum(axis=2).min(axis=1))
+    crowded = crowding_distance(returns) <= MIN_CROWDING
     score[crowded] = 2 * (score[crowded] - MIN_PENALTY)
-    # the latest of equal returns
-    _, inverse, count = np.unique(points[::-1], axis=0, return_inverse=True, return_counts=True)
-    _, first = np.unique(points[::-1], axis=0, return_index=True)
-    dup = np.ones(len(points), bool)
-    dup[len(points) - 1 - first] = False
-    score[dup] -= score.max() - score.min() + 1
-    return score
+    _, back = np.unique(returns[::-1], axis=0, return_index=True)
+    repeated = np.ones(len(returns), bool)
+    repeated[len(returns) - 1 - back] = False
+    score[repeated] -= np.ptp(score) + 1.0
+    return np.argsort(-score, kind="stable")[:num]
+
+
+def spread(points: np.ndarray, num: int) -> np.ndarray:
+    """Indices of at most `num` points, evenly spread: those best in an objective come first, then
+    always the one that is farthest from all chosen so far."""
+    if len(points) <= num:
+        return np.arange(len(points))
+    extent = np.ptp(points, axis=0)
+    places = points / np.where(extent > 0, extent, 1.0)
+    chosen = list(dict.fromkeys(points.argmax(axis=0).tolist()))[:num]
+    offsets = places[:, None] - places[chosen]
+    distance = np.square(offsets).sum(axis=2).min(axis=1)
+    while len(chosen) < num:
+        chosen.append(int(distance.argmax()))
+        offset = places - places[chosen[-1]]
+        distance = np.minimum(distance, np.square(offset).sum(axis=1))
+    return np.sort(chosen)
 
 
 class PCNPolicies:
-    def __init__(self, agent: PCN, commands) -> None:
+    """One greedy policy for each command of a learner.
+
+    Parameters
+    ----------
+    agent : its networks are followed as they are when an episode runs.
+    commands : for each learner, desired returns (n, n_objectives) and horizons (n,).
+    """
+
+    def __init__(self, agent: PCN, commands: list[tuple[np.ndarray, np.ndarray]]) -> None:
         self._agent = agent
         self._commands = commands
 
     @property
     def counts(self) -> Sequence[int]:
-        return [len(h) for _, h in self._commands]
+        return [len(horizons) for _, horizons in self._commands]
 
-    def start(self, policy: np.ndarray) -> _PCNActor:
-        returns = np.stack([r[p] for (r, _), p in zip(self._commands, policy, strict=True)])
-        horizons = np.stack([h[p] for (_, h), p in zip(self._commands, policy, strict=True)])
-        return _PCNActor(self._agent, self._agent._model, returns, horizons)
+    def start(self, policy: np.ndarray) -> Actor:
+        returns, horizons = (
+            np.stack([part[p] for part, p in zip(parts, policy, strict=True)])
+            for parts in zip(*self._commands, strict=True)
+        )
+        agent = self._agent
+        return _PCNActor(agent.model, agent.head, agent.config.gamma, returns, horizons)
 
 
 class _PCNActor:
-    def __init__(self, agent, model, returns, horizons) -> None:
-        self._agent, self._model = agent, model
+    """Episodes on the way to what they were asked for.
+
+    With G = r + gamma·G', an episode that should bring R in all should, after the reward r, still
+    bring (R − r) / gamma, in one step less.
+    """
+
+    def __init__(
+        self,
+        model: _Model,
+        head: _Head,
+        gamma: float,
+        returns: np.ndarray,
+        horizons: np.ndarray,
+    ) -> None:
+        self._model, self._head, self._gamma = model, head, gamma
         self._returns, self._horizons = returns, horizons
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def outputs(self, obs: np.ndarray) -> np.ndarray:
-        commands = np.concatenate([self._returns, self._horizons[..., None]], axis=-1)
-        c = torch.from_numpy(commands.astype(np.float32)).to(self._agent.device) * self._model.scale
-        return self._model.forward(torch.from_numpy(obs).to(self._agent.device), c).cpu().numpy()
+        commands = np.concatenate([self._returns, self._horizons[..., None]], axis=2)
+        device = self._model.device
+        return (
+            self._model(
+                torch.from_numpy(obs).to(device),
+                torch.from_numpy(commands.astype(np.float32)).to(device),
+            )
+            .cpu()
+            .numpy()
+        )
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        return self._agent._head.greedy(self.outputs(obs))
+        return self._head.greedy(self.outputs(obs))
 
     def observe(self, rewards: np.ndarray) -> None:
-        self._returns = (self._returns - rewards) / self._agent.config.gamma
-        self._horizons = np.maximum(self._horizons - 1, 1)
+        left = (self._returns - rewards) / self._gamma
+        self._returns = np.clip(left, -DESIRED_LIMIT, DESIRED_LIMIT)
+        self._horizons = np.maximum(self._horizons - 1.0, 1.0)
 
     def keep(self, rows: np.ndarray) -> None:
         self._returns = np.take_along_axis(self._returns, rows[..., None], axis=1)
         self._horizons = np.take_along_axis(self._horizons, rows, axis=1)
 
 
+class _Head(Protocol):
+    """From the network's outputs to actions and to the loss."""
+
+    num_outputs: int
+    action_shape: tuple[int, ...]
+    action_dtype: type[np.generic]
+
+    def random(self, rng: np.random.Generator) -> Any:
+        """A uniformly random action."""
+        ...
+
+    def greedy(self, outputs: np.ndarray) -> np.ndarray:
+        """The most likely actions."""
+        ...
+
+    def draws(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """The random numbers that `explore` takes for actions of this shape."""
+        ...
+
+    def explore(
+        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
+    ) -> np.ndarray:
+        """The actions of training."""
+        ...
+
+    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """A mean per learner, summed over learners: their gradients do not mix."""
+        ...
+
+
 class _DiscreteHead:
-    dtype = np.int64
-    shape = ()
+    """Outputs are logits."""
+
+    action_shape: tuple[int, ...] = ()
+    action_dtype: type[np.generic] = np.int64
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
         self.num_outputs = int(space.n)
 
-    def random(self, rng):
+    def random(self, rng: np.random.Generator) -> Any:
         return rng.integers(self.num_outputs)
 
-    def greedy(self, outputs):
+    def greedy(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.argmax(axis=-1)
 
-    def noise(self, rng, shape):
+    def draws(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return rng.random(shape)
 
-    def explore(self, logits, noise, std, eps):
-        p = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        p /= p.sum(axis=-1, keepdims=True)
-        eps = np.minimum(eps, 1)[..., None]
-        p = p * (1 - eps) + eps / self.num_outputs
-        cum = p.cumsum(axis=-1)
-        return (cum[..., :-1] < noise[..., None] * cum[..., -1:]).sum(axis=-1)
+    def explore(
+        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
+    ) -> np.ndarray:
+        weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        probability = weights / weights.sum(axis=-1, keepdims=True)
+        share = random_share[..., None]
+        probability = (1 - share) * probability + share / self.num_outputs
+        upper = probability.cumsum(axis=-1)[..., :-1]
+        return (upper <= draws[..., None]).sum(axis=-1)
 
-    def loss(self, outputs, actions):
-        # mean per learner, summed over learners
-        return F.cross_entropy(outputs.flatten(0, 1), actions.flatten(), reduction="sum") / actions.shape[1]
+    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        logits, labels = outputs.flatten(0, 1), actions.flatten()
+        return F.cross_entropy(logits, labels, reduction="sum") / actions.shape[1]
 
 
-def _head(envs: FlatEnvs):
-    return _DiscreteHead(envs.action_space)
+class _BoxHead:
+    """Outputs are actions, in units of half the range around its middle where it is bounded."""
+
+    action_dtype: type[np.generic] = np.float32
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        self.action_shape = tuple(space.shape)
+        (self.num_outputs,) = self.action_shape
+        self._low, self._high = space.low.astype(float), space.high.astype(float)
+        self._has_low, self._has_high = np.isfinite(self._low), np.isfinite(self._high)
+        self._bounded = self._has_low & self._has_high
+        low, high = np.where(self._bounded, [self._low, self._high], [[-1.0], [1.0]])
+        self._middle, self._half = (low + high) / 2, (high - low) / 2
+
+    def random(self, rng: np.random.Generator) -> Any:
+        """Uniform between bounds; exponential from a single bound; normal without any."""
+        uniform = self._middle + self._half * rng.uniform(-1.0, 1.0, self.num_outputs)
+        beyond = rng.standard_exponential(self.num_outputs)
+        free = rng.standard_normal(self.num_outputs)
+        action = np.select(
+            [self._bounded, self._has_low, self._has_high],
+            [uniform, self._low + beyond, self._high - beyond],
+            free,
+        )
+        return action.astype(np.float32)
+
+    def greedy(self, outputs: np.ndarray) -> np.ndarray:
+        return self._action(np.where(self._bounded, np.tanh(outputs), outputs))
+
+    def draws(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return rng.standard_normal((*shape, self.num_outputs))
+
+    def explore(
+        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
+    ) -> np.ndarray:
+        mean = np.where(self._bounded, np.tanh(outputs), outputs)
+        return self._action(mean + noise * draws)
+
+    def _action(self, normal: np.ndarray) -> np.ndarray:
+        action = self._middle + self._half * normal
+        return np.clip(action, self._low, self._high).astype(np.float32)
+
+    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        device = outputs.device
+        middle, half, bounded = (
+            torch.from_numpy(x).to(device) for x in (self._middle, self._half, self._bounded)
+        )
+        target = ((actions - middle) / half).float()
+        mean = torch.where(bounded, torch.tanh(outputs), outputs)
+        return (mean - target).square().mean(dim=(1, 2)).sum()
+
+
+def _make_head(envs: FlatEnvs) -> _Head:
+    space = envs.action_space
+    if isinstance(space, gym.spaces.Discrete) and space.start == 0:
+        return _DiscreteHead(space)
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
+        return _BoxHead(space)
+    raise EnvironmentSpecError(
+        envs.env_id,
+        f"pcn takes discrete actions 0 … n-1 or vectors of numbers (a Box of one dimension), "
+        f"not {space}.",
+    )
+
+
+def search_space(trial: optuna.Trial) -> dict[str, Any]:
+    """The built-in search space; the scaling factors are chosen by the agent itself."""
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 3e-4, 2e-2, log=True),
+        "gamma": trial.suggest_float("gamma", 0.95, 1.0),
+        "batch_size": trial.suggest_categorical("batch_size", [64, 128, 256, 512]),
+        "hidden_dim": trial.suggest_categorical("hidden_dim", [64, 128, 256]),
+        "num_er_episodes": trial.suggest_int("num_er_episodes", 10, 200, log=True),
+        "num_step_episodes": trial.suggest_int("num_step_episodes", 5, 20),
+        "num_model_updates": trial.suggest_int("num_model_updates", 5, 100, log=True),
+        "max_buffer_size": trial.suggest_int("max_buffer_size", 50, 500, log=True),
+    }
+
+
+CONFIG, AGENT = PCNConfig, PCN
