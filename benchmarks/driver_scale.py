@@ -5,7 +5,8 @@
 
 64 Dask workers as threads of this process: driver, scheduler and workers share one interpreter, so
 the figure is a lower bound for a driver with workers elsewhere. 4 seeds per trial, journal storage,
-Optuna's random sampler, 10 hyperparameters.
+Optuna's random sampler, 10 hyperparameters. Beside it, on the same cluster, Dask alone: a bare
+`as_completed` loop that submits as many tasks that do nothing and stores nothing.
 
 --profile prints where the driver's thread spends its time.
 --memory prints how the process grows from 1,000 trials on, per trial, beside Optuna alone with the
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
+import itertools
 import logging
 import pstats
 import tempfile
@@ -26,7 +28,7 @@ from typing import Any
 
 import optuna
 import psutil
-from distributed import Client, LocalCluster
+from distributed import Client, Future, LocalCluster, as_completed
 from optuna.trial import FrozenTrial
 
 from dask_mohpo import SeedContext, run_study
@@ -55,6 +57,22 @@ def run(client: Client, trials: int, folder: str, **extra: Any) -> tuple[optuna.
         **extra,
     )
     return study, time.perf_counter() - start
+
+
+def dask_alone(client: Client, tasks: int, at_once: int) -> float:
+    """Seconds that Dask itself needs for tasks that do nothing."""
+    start = time.perf_counter()
+    numbers = iter(range(tasks))
+
+    def submit(number: int) -> Future:
+        return client.submit(abs, number, pure=False, resources={"SLOT": 1}, priority=-number)
+
+    done = as_completed([submit(n) for n in itertools.islice(numbers, at_once)], loop=client.loop)
+    for future in done:
+        future.release()
+        for number in itertools.islice(numbers, 1):
+            done.add(submit(number))
+    return time.perf_counter() - start
 
 
 def rss() -> float:
@@ -135,6 +153,8 @@ def main() -> None:
             f"{trials} trials x 4 seeds, {args.workers} workers: {trials / seconds:.1f} trials/s, "
             f"{size / trials / 1e3:.1f} kB of journal per trial"
         )
+        alone = dask_alone(client, 4 * trials, args.workers + args.workers // 2)
+        print(f"Dask alone, {4 * trials} tasks: worth {trials / alone:.1f} trials/s")
         if args.profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
