@@ -1,4 +1,4 @@
-"""The `dask-mohpo` command: run, status, best, report."""
+"""The `dask-mohpo` command: run, status, best, report, check."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ example:
   dask-mohpo best envelope-minecart-v0 --format yaml > best.yaml
   dask-mohpo run --algo envelope --env-id minecart-v0 --train-hyperparams best.yaml \\
       --study-name best-of-minecart --n-trials 1 --num-seeds 10
+"""
+CHECK_EXAMPLE = """\
+example:
+  dask-mohpo check --cluster slurm-4gpu
+  dask-mohpo check --cluster my-cluster.yaml --submit
 """
 
 
@@ -84,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_check(commands)
     for name, command, text in (
         ("status", _status, "where a study stands"),
         ("best", _best, "the best configuration of a study"),
@@ -139,9 +145,47 @@ def _add_run(commands: Any) -> None:
     option("--storage", help="journal:PATH or a database URL (default: a journal in the run dir)")
     option("--run-dir", help="where studies lie (default: runs)")
     option("--timeout", type=float, help="seconds after which no more seeds start")
-    option("--cluster", help="a scheduler's address such as tcp://node1:8786")
+    option(
+        "--cluster",
+        metavar="SPEC",
+        help="a YAML file, a shipped spec such as slurm-4gpu, or a scheduler's address",
+    )
     option("--no-progress", dest="progress", action="store_false", default=None)
     run.set_defaults(command=_run)
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="what a cluster spec would submit, and whether its workers are right",
+        description="Print the slots of a cluster spec, its warnings and its job script.",
+        epilog=CHECK_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    check.add_argument("--cluster", metavar="SPEC", required=True, help="as for run")
+    check.add_argument(
+        "--submit", action="store_true", help="start one job, look at each slot, and leave"
+    )
+    check.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds to wait for workers (default: 300)"
+    )
+    check.set_defaults(command=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from dask_mohpo.check import describe_spec, probe
+    from dask_mohpo.specs import read_spec
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    spec = read_spec(args.cluster)
+    print(describe_spec(spec), flush=True)
+    if not args.submit:
+        return DONE
+    table, faults = probe(spec, args.timeout)
+    print(f"\n{table}")
+    for fault in faults:
+        print(f"dask-mohpo: {fault}", file=sys.stderr)
+    return FAILED if faults else DONE
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from optuna.trial import TrialState
 
 from dask_mohpo import ledger
 from dask_mohpo.errors import ClusterError, StudyFailedError
+from dask_mohpo.jobs import JobKeeper
 from dask_mohpo.objectives import seed_value, trial_value
 from dask_mohpo.records import SeedResult, SeedTask
 from dask_mohpo.slots import Slots
@@ -72,6 +73,8 @@ class Snapshot:
     busy: int
     slots: int
     seconds_left: float | None
+    note: str = ""
+    """Why nothing goes on, where the driver knows."""
 
 
 @dataclass
@@ -157,6 +160,7 @@ class Executor:
     make_task : (trial number, configuration, seeds, attempt, session) → seed task.
     callbacks : called with (study, finished trial) after each trial, as Optuna calls its own.
     on_change : called with a `Snapshot` now and then.
+    keeper : of the cluster's jobs, if it has any.
     """
 
     def __init__(
@@ -169,6 +173,7 @@ class Executor:
         make_task: Callable[[int, dict[str, Any], tuple[int, ...], int, str], SeedTask],
         callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = (),
         on_change: Callable[[Snapshot], None] | None = None,
+        keeper: JobKeeper | None = None,
     ) -> None:
         self.session = os.urandom(4).hex()
         self.open_at_ask: list[int] = []
@@ -180,7 +185,8 @@ class Executor:
         self._make_task = make_task
         self._callbacks = callbacks
         self._on_change = on_change
-        self._slots = Slots(client, plan.resources, plan.worker_timeout)
+        self._keeper = keeper
+        self._slots = Slots(client, plan.resources, plan.worker_timeout, keeper)
         self._done = as_completed(with_results=True, raise_errors=False, loop=client.loop)
         self._in_flight: dict[Future, SeedTask] = {}
         self._adrift: list[Future] = []
@@ -220,9 +226,11 @@ class Executor:
             try:
                 self._take_up()
                 if self._remaining():
-                    self._slots.refresh()
+                    self._refresh()
                     self._loop(interrupts)
             finally:
+                if self._keeper is not None:
+                    self._keeper.follow_work(0, ())
                 self._client.cancel(list(self._in_flight), force=True)
                 self._in_flight.clear()
                 self._record_usage()
@@ -250,12 +258,21 @@ class Executor:
                 self._record_usage()
             if now - refreshed >= REFRESH_SECONDS:
                 refreshed = now
-                self._move_lost(self._slots.refresh())
+                self._refresh()
                 if self._stop_reason is not None:
                     self._tell_workers_to_stop()  # some may have joined since
             if event is None or now - shown >= REFRESH_SECONDS:
                 shown = now
                 self._show()
+
+    def _refresh(self) -> None:
+        """Look which workers there are, and how many there should be."""
+        if self._keeper is not None:
+            self._keeper.check()
+            stopping = self._stop_reason is not None
+            left = len(self._in_flight) + (0 if stopping else self._unplaced())
+            self._keeper.follow_work(left, self._slots.busy_workers())
+        self._move_lost(self._slots.refresh())
 
     def _record_usage(self) -> None:
         elapsed = time.monotonic() - self._began
@@ -368,9 +385,13 @@ class Executor:
 
         Not near the end, where the slot that frees first should take the next seed.
         """
+        enough = self._unplaced() > 3 * self._slots.total
+        return self._slots.next_in_line() if enough else None
+
+    def _unplaced(self) -> int:
+        """Seed tasks that are still to be given to a slot."""
         to_ask = max(0, self._plan.n_trials - self._asked) * len(self._plan.seeds)
-        unplaced = len(self._waiting) + to_ask // self._plan.seeds_per_task
-        return self._slots.next_in_line() if unplaced > 3 * self._slots.total else None
+        return len(self._waiting) + -(-to_ask // self._plan.seeds_per_task)
 
     def _submit(self, entry: _Waiting, address: str) -> None:
         opened = self._open[entry.trial]
@@ -464,6 +485,18 @@ class Executor:
         elif result.wall_seconds:
             self._seed_seconds[0] += 1
             self._seed_seconds[1] += result.wall_seconds
+            if self._seed_seconds[0] == 1:
+                self._compare_with_walltime(result.ended - result.started)
+
+    def _compare_with_walltime(self, seconds: float) -> None:
+        walltime = self._keeper.spec.walltime if self._keeper is not None else None
+        if walltime is not None and walltime < 1.5 * seconds:
+            logger.warning(
+                "a seed takes %.0f s, and the walltime of a job is %.0f s: seeds that it cuts off "
+                "start over. Ask for a longer walltime, or save to context.checkpoint.",
+                seconds,
+                walltime,
+            )
 
     def _conclude_if_over(self, number: int) -> None:
         opened = self._open[number]
@@ -570,5 +603,6 @@ class Executor:
                 busy=self._slots.busy,
                 slots=self._slots.total,
                 seconds_left=left,
+                note=self._keeper.waiting_text() if self._keeper is not None else "",
             )
         )

@@ -85,6 +85,8 @@ def describe(now: Snapshot) -> str:
         parts.append(f"best {now.best:.5g}")
     if now.seconds_left:
         parts.append(f"{_duration(now.seconds_left)} left")
+    if now.note:
+        parts.append(now.note)
     parts += [f"slots {now.busy}/{now.slots} busy", f"seeds {now.seeds_done}/{now.seeds_total}"]
     return "; ".join(parts)
 

@@ -83,7 +83,10 @@ class SeedResult:
     """Largest resident set of the worker process while the task ran, in bytes."""
     worker: str = ""
     host: str = ""
+    """The node's name."""
     device: str = ""
+    gpu: str = ""
+    """The entry of CUDA_VISIBLE_DEVICES that the seed had to itself, or empty."""
     threads: int = 0
     error: str | None = None
     """One line."""

@@ -14,14 +14,19 @@ from typing import Any
 from distributed import Client, Future
 
 from dask_mohpo.errors import ClusterError, NoWorkersError
+from dask_mohpo.jobs import JobKeeper
 
 __all__ = ["Slots", "choose_resources"]
 
 
-def choose_resources(client: Client, resources: Mapping[str, float] | None) -> dict[str, float]:
-    """What a seed task asks for: as given, else one GPU where any worker offers GPUs."""
+def choose_resources(
+    client: Client, resources: Mapping[str, float] | None, keeper: JobKeeper | None = None
+) -> dict[str, float]:
+    """What a seed task asks for: as given, else one GPU where any worker offers, or will, GPUs."""
     if resources is not None:
         return dict(resources)
+    if keeper is not None:
+        return {"GPU": 1} if keeper.spec.gpus else {}
     workers = _workers(client).values()
     return {"GPU": 1} if any(w["resources"].get("GPU", 0) >= 1 for w in workers) else {}
 
@@ -43,11 +48,17 @@ class Slots:
     ----------
     client : a connected client.
     resources : what one seed task needs; empty: each worker is one slot.
-    worker_timeout : seconds without any slot until `refresh` raises.
+    worker_timeout : seconds without any slot until `refresh` raises, those apart in which jobs
+        wait in a queue.
+    keeper : of the cluster's jobs, if it has any.
     """
 
     def __init__(
-        self, client: Client, resources: Mapping[str, float], worker_timeout: float
+        self,
+        client: Client,
+        resources: Mapping[str, float],
+        worker_timeout: float,
+        keeper: JobKeeper | None = None,
     ) -> None:
         self.resources = dict(resources)
         self.slot_seconds = 0.0
@@ -57,7 +68,9 @@ class Slots:
         self._slots_of: dict[str, int] = {}  # of all that were ever given one and are there
         self._given: dict[str, list[Future]] = {}
         self._where: dict[Future, str] = {}
-        self._fixed = not _more_expected(client)
+        self._keeper = keeper
+        self._names: dict[str, str] = {}
+        self._fixed = keeper is None and not _more_expected(client)
         self._last_seen = self._last_refresh = time.monotonic()
 
     @property
@@ -88,6 +101,7 @@ class Slots:
         self._last_refresh = now
         workers = _workers(self._client)
         capacity = {a: n for a, w in workers.items() if (n := self._capacity_of(w)) > 0}
+        self._names = {address: str(worker["name"]) for address, worker in workers.items()}
         lost = []
         for address in [a for a in self._given if a not in workers]:
             slots = self._slots_of.pop(address)
@@ -98,7 +112,7 @@ class Slots:
             self._given.setdefault(address, [])
             self._slots_of[address] = slots
         self._capacity = capacity
-        if capacity:
+        if capacity or (self._keeper is not None and self._keeper.pending):
             self._last_seen, self._fixed = now, False
         elif self._fixed or now - self._last_seen >= self._timeout:
             offers = {str(w["name"]): w["resources"] for w in workers.values()}
@@ -108,11 +122,17 @@ class Slots:
     def _capacity_of(self, worker: Mapping[str, Any]) -> int:
         if worker["status"] != "running":
             return 0
+        if self._keeper is not None and self._keeper.retires(str(worker["name"])):
+            return 0
         if not self.resources:
             return 1
         offers = worker["resources"]
         times = min(int(offers.get(name, 0) // need) for name, need in self.resources.items())
         return min(times, worker["nthreads"])
+
+    def busy_workers(self) -> list[str]:
+        """Names of the workers that have something to do."""
+        return [self._names[a] for a, given in self._given.items() if given and a in self._names]
 
     def idle(self) -> str | None:
         """The address of a worker with a free slot, the least loaded; None: all are busy."""

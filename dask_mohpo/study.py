@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dask_mohpo import ledger
 from dask_mohpo.agents import Algorithm, load_algorithm
-from dask_mohpo.clusters import connect, read_target
+from dask_mohpo.clusters import connect, dashboard_hint, keeper_of, read_target
 from dask_mohpo.environments import EnvironmentInfo, describe
 from dask_mohpo.errors import UsageError
 from dask_mohpo.executor import Executor, Plan
@@ -59,7 +59,7 @@ def run_study(
     seed: int = 10,
     seeds_per_task: int = 1,
     train_hyperparams: Mapping[str, Any] | None = None,
-    cluster: Mapping[str, Any] | Cluster | Client | str | None = None,
+    cluster: Mapping[str, Any] | str | os.PathLike[str] | Cluster | Client | None = None,
     num_workers: int | None = None,
     devices: Sequence[str] | None = None,
     resources: Mapping[str, float] | None = None,
@@ -99,8 +99,9 @@ def run_study(
     num_seeds, seed : each trial is trained with the seeds ``seed … seed + num_seeds - 1``.
     seeds_per_task : how many seeds train as one batch in one slot.
     train_hyperparams : fixed values; they win over the search space.
-    cluster : None for this machine; a spec for `open_cluster`; a Dask cluster or client, which is
-        not closed; or a scheduler's address.
+    cluster : None for this machine; a spec for `open_cluster`: a mapping, a YAML file or the name
+        of a shipped one, such as ``"slurm-4gpu"``; a Dask cluster or client, which is not closed;
+        or a scheduler's address.
     num_workers, devices : worker processes and torch devices of the cluster on this machine.
     resources : Dask resources that one seed task needs; None: ``{"GPU": 1}`` where workers offer
         GPUs, else none.
@@ -216,7 +217,7 @@ def run_study(
         Progress(name, enabled=progress) as line,
     ):
         line.say(f"study {name} in {folder}")
-        line.say(f"dashboard: {client.dashboard_link or 'none'}")
+        line.say(f"dashboard: {dashboard_hint(client)}")
         plan = Plan(
             n_trials=n_trials,
             seeds=seeds,
@@ -227,7 +228,7 @@ def run_study(
             failed_seeds=failed_seeds,
             timeout=timeout,
             worker_timeout=worker_timeout,
-            resources=choose_resources(client, resources),
+            resources=choose_resources(client, resources, keeper_of(client)),
         )
         executor = Executor(
             client,
@@ -237,6 +238,7 @@ def run_study(
             make_task=make_task,
             callbacks=callbacks,
             on_change=line.update,
+            keeper=keeper_of(client),
         )
         reason = executor.run()
     if reason != "done":

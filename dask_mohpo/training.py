@@ -232,6 +232,7 @@ def _run(
             worker=slot.worker,
             host=slot.host,
             device=slot.device,
+            gpu=slot.gpu,
             threads=slot.threads,
             error=error,
             traceback=trace,
@@ -256,6 +257,7 @@ def _unfinished(task: SeedTask, slot: Slot, seed: int, state: str) -> SeedResult
         worker=slot.worker,
         host=slot.host,
         device=slot.device,
+        gpu=slot.gpu,
         threads=slot.threads,
     )
 
@@ -265,6 +267,9 @@ def _threads(slot: Slot) -> Iterator[None]:
     """torch uses the slot's CPU threads, and as many as before afterwards."""
     import torch
 
+    if slot.own_process and torch.get_num_interop_threads() != 1:
+        with contextlib.suppress(RuntimeError):  # too late where parallel work has begun already
+            torch.set_num_interop_threads(1)
     before = torch.get_num_threads()
     torch.set_num_threads(slot.threads)
     try:
