@@ -8,16 +8,12 @@ seed of an older trial to put there.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import logging
 import os
-import signal
-import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,21 +22,22 @@ from distributed import Client, Future, as_completed
 from optuna.trial import TrialState
 
 from dask_mohpo import ledger
+from dask_mohpo._process import Interrupts, short_switch_interval
 from dask_mohpo.errors import ClusterError, StudyFailedError
 from dask_mohpo.jobs import JobKeeper
 from dask_mohpo.objectives import seed_value, trial_value
 from dask_mohpo.records import SeedResult, SeedTask
 from dask_mohpo.slots import Slots
+from dask_mohpo.tally import Snapshot, Tally
 from dask_mohpo.training import checkpoint_path, request_stop, train_seeds
 
-__all__ = ["Executor", "Plan", "Snapshot"]
+__all__ = ["Executor", "Plan"]
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 REFRESH_SECONDS = 1.0
 USAGE_SECONDS = 30.0
-SWITCH_SECONDS = 5e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,24 +54,6 @@ class Plan:
     timeout: float | None
     worker_timeout: float
     resources: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """Where a study stands, for the progress display."""
-
-    n_trials: int
-    done: int
-    running: int
-    failed: int
-    seeds_done: int
-    seeds_total: int
-    best: float | None
-    busy: int
-    slots: int
-    seconds_left: float | None
-    note: str = ""
-    """Why nothing goes on, where the driver knows."""
 
 
 @dataclass
@@ -98,49 +77,6 @@ class _Waiting:
     trial: int
     seeds: tuple[int, ...]
     attempt: int
-
-
-class _Interrupts:
-    """Ctrl-C and SIGTERM, while in the `with` block, in the main thread.
-
-    The first only sets `requested`; the second raises KeyboardInterrupt.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def _handle(self, signum: int, frame: object) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(s, self._handle) for s in signals]
-        try:
-            yield
-        finally:
-            for s, handler in zip(signals, before, strict=True):
-                signal.signal(s, handler)
-
-
-@contextlib.contextmanager
-def _short_switch_interval() -> Iterator[None]:
-    """Threads of this process hand the interpreter over ten times sooner than usual.
-
-    The driver's thread shares it with Dask's, and often with the scheduler. Each write to the
-    journal lets it go and may wait for a whole interval to get it back, while slots idle.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 async def _stop_here(session: str) -> None:
@@ -195,13 +131,9 @@ class Executor:
         self._waiting: list[_Waiting] = []
         self._moves = 0
         self._began = time.monotonic()
-        self._seed_seconds: list[float] = [0.0, 0.0]  # how many seeds, and their sum
         self._stopped_seconds = 0.0
         self._stop_reason: str | None = None
-        self._failures = 0
-        self._counts = {"complete": 0, "fail": 0}
-        self._asked = 0
-        self._best: float | None = None
+        self._tally = Tally()
         self._first_error = ""
 
     def run(self) -> str:
@@ -220,9 +152,9 @@ class Executor:
         KeyboardInterrupt
             A second Ctrl-C.
         """
-        interrupts = _Interrupts()
+        interrupts = Interrupts()
         self._began = time.monotonic()
-        with interrupts.installed(), _short_switch_interval():
+        with interrupts.installed(), short_switch_interval():
             try:
                 self._take_up()
                 if self._remaining():
@@ -237,7 +169,7 @@ class Executor:
                 self._show()
         return self._stop_reason or "done"
 
-    def _loop(self, interrupts: _Interrupts) -> None:
+    def _loop(self, interrupts: Interrupts) -> None:
         refreshed = shown = recorded = time.monotonic()
         while True:
             self._fill()
@@ -297,14 +229,13 @@ class Executor:
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.WAITING:
                 continue
-            self._asked += 1
+            self._tally.asked += 1
             if trial.state == TrialState.COMPLETE:
-                self._count(trial.value)
+                self._tally.count_trial(trial.value, here=False)
             elif trial.state == TrialState.FAIL:
-                self._count(None)
+                self._tally.count_trial(None, here=False)
             elif trial.state == TrialState.RUNNING:
                 self._reopen(trial)
-        self._failures = 0  # of earlier drivers; the set-up may have been mended since
 
     def _reopen(self, frozen: optuna.trial.FrozenTrial) -> None:
         trial = optuna.Trial(self._study, frozen._trial_id)
@@ -329,7 +260,7 @@ class Executor:
     def _ask(self) -> None:
         self.open_at_ask.append(len(self._open))
         trial = self._study.ask()
-        self._asked += 1
+        self._tally.asked += 1
         config = self._configure(trial)
         if config is not None:
             self._open[trial.number] = _OpenTrial(trial, config)
@@ -355,7 +286,7 @@ class Executor:
 
     def _remaining(self) -> bool:
         """Whether anything is left to train."""
-        return bool(self._waiting or self._open or self._asked < self._plan.n_trials)
+        return bool(self._waiting or self._open or self._tally.asked < self._plan.n_trials)
 
     def _next_waiting(self, *, ask: bool) -> _Waiting | None:
         while self._waiting:
@@ -363,7 +294,7 @@ class Executor:
             opened = self._open.get(entry.trial)
             if opened is not None and not opened.doomed:
                 return entry
-        while ask and self._asked < self._plan.n_trials:
+        while ask and self._tally.asked < self._plan.n_trials:
             self._ask()
             if self._waiting:
                 return heapq.heappop(self._waiting)
@@ -390,7 +321,7 @@ class Executor:
 
     def _unplaced(self) -> int:
         """Seed tasks that are still to be given to a slot."""
-        to_ask = max(0, self._plan.n_trials - self._asked) * len(self._plan.seeds)
+        to_ask = max(0, self._plan.n_trials - self._tally.asked) * len(self._plan.seeds)
         return len(self._waiting) + -(-to_ask // self._plan.seeds_per_task)
 
     def _submit(self, entry: _Waiting, address: str) -> None:
@@ -483,9 +414,8 @@ class Executor:
             opened.doomed = opened.doomed or self._plan.failed_seeds == "fail"
             logger.warning("trial %d, seed %d failed: %s", result.trial, result.seed, result.error)
         elif result.wall_seconds:
-            self._seed_seconds[0] += 1
-            self._seed_seconds[1] += result.wall_seconds
-            if self._seed_seconds[0] == 1:
+            self._tally.count_seed(result.wall_seconds)
+            if self._tally.seeds == 1:
                 self._compare_with_walltime(result.ended - result.started)
 
     def _compare_with_walltime(self, seconds: float) -> None:
@@ -512,7 +442,7 @@ class Executor:
             self._study.tell(opened.trial, state=TrialState.FAIL)
         else:
             self._study.tell(opened.trial, value)
-        self._count(value)
+        self._tally.count_trial(value, here=True)
         if value is None:
             self._first_error = self._first_error or opened.error
         if self._callbacks:
@@ -520,15 +450,9 @@ class Executor:
             for callback in self._callbacks:
                 callback(self._study, frozen)
         self._show()
-        if self._failures >= self._plan.max_failures and not self._counts["complete"]:
-            raise StudyFailedError(self._study.study_name, self._failures, self._first_error)
-
-    def _count(self, value: float | None) -> None:
-        self._counts["fail" if value is None else "complete"] += 1
-        if value is None:
-            self._failures += 1
-        else:
-            self._best = value if self._best is None else max(self._best, value)
+        failures = self._tally.failed_here
+        if failures >= self._plan.max_failures and not self._tally.complete:
+            raise StudyFailedError(self._study.study_name, failures, self._first_error)
 
     def _requeue(self, task: SeedTask) -> None:
         self._moves += 1
@@ -583,26 +507,14 @@ class Executor:
     def _show(self) -> None:
         if self._on_change is None:
             return
-        per_trial = len(self._plan.seeds)
-        total = max(self._plan.n_trials, self._asked) * per_trial
-        told = sum(self._counts.values())
-        done = told * per_trial + sum(len(opened.values) for opened in self._open.values())
-        number, seconds = self._seed_seconds
-        left = None
-        if number and self._slots.total:
-            left = (total - done) * seconds / number / self._slots.total
         self._on_change(
-            Snapshot(
-                n_trials=max(self._plan.n_trials, self._asked),
-                done=self._counts["complete"],
+            self._tally.snapshot(
+                n_trials=self._plan.n_trials,
+                seeds_per_trial=len(self._plan.seeds),
                 running=len(self._open),
-                failed=self._counts["fail"],
-                seeds_done=done,
-                seeds_total=total,
-                best=self._best,
+                seeds_of_running=sum(len(opened.values) for opened in self._open.values()),
                 busy=self._slots.busy,
                 slots=self._slots.total,
-                seconds_left=left,
                 note=self._keeper.waiting_text() if self._keeper is not None else "",
             )
         )

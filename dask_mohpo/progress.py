@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from dask_mohpo.executor import Snapshot
+from dask_mohpo.tally import Snapshot
 
 __all__ = ["Progress"]
 

@@ -14,8 +14,8 @@ import termios
 import pytest
 
 from dask_mohpo import progress as progress_module
-from dask_mohpo.executor import Snapshot
 from dask_mohpo.progress import Progress, describe
+from dask_mohpo.tally import Snapshot
 
 
 def snapshot(**changes: object) -> Snapshot:

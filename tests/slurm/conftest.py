@@ -68,11 +68,12 @@ def slurm_conf(folder: Path) -> str:
         f"SlurmctldLogFile={folder}/slurmctld.log",
         f"SlurmdLogFile={folder}/slurmd-%n.log",
         *(
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 "
-            "RealMemory=4000 Gres=gpu:4"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 "
+            "RealMemory=64000 Gres=gpu:4"
             for node, port in zip(NODES, ports, strict=True)
         ),
         f"PartitionName=main Default=YES Nodes={','.join(NODES)} MaxTime=INFINITE State=UP",
+        f"PartitionName=gpu Nodes={','.join(NODES)} MaxTime=INFINITE State=UP",
     ]
     return "\n".join(lines) + "\n"
 
@@ -121,7 +122,7 @@ def slurm() -> Iterator[Path]:
                 started.append(subprocess.Popen(command, stdout=out, stderr=out))
             if command[0] == "munged":
                 wait_for((folder / "munge.socket").exists, "munged's socket")
-        wait_for(lambda: sinfo().count("idle") == len(NODES), "idle nodes", folder)
+        wait_for(lambda: set(sinfo().split()) == {*NODES, "idle"}, "idle nodes", folder)
         yield folder
     finally:
         for process in reversed(started):

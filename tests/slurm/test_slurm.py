@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -21,10 +22,10 @@ import trainables
 from dask_mohpo import open_cluster, run_study, seed_results
 from dask_mohpo.cli import main
 from dask_mohpo.errors import ClusterError
-from dask_mohpo.executor import Snapshot
 from dask_mohpo.jobs import JobKeeper
 from dask_mohpo.progress import describe
 from dask_mohpo.records import SeedResult
+from dask_mohpo.tally import Snapshot
 from queue_tools import squeue, wait_for
 from trainables import read_log
 
@@ -48,10 +49,8 @@ def call(queue: Path, spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def assert_complete(results: list[SeedResult], trials: int = 4, seeds: int = 4) -> None:
-    assert [(r.trial, r.seed) for r in results] == list(
-        itertools.product(range(trials), range(seeds))
-    )
+def assert_complete(results: list[SeedResult]) -> None:
+    assert [(r.trial, r.seed) for r in results] == list(itertools.product(range(4), range(4)))
     assert {r.state for r in results} == {"finished"}
 
 
@@ -63,7 +62,7 @@ def assert_queue_empties() -> None:
 def test_every_seed_has_a_device_of_its_own_on_two_nodes(
     call: dict[str, Any], spec: dict[str, Any]
 ) -> None:
-    spec["cores"] = 4  # all of a node: the two jobs go to two nodes
+    spec["cores"] = 16  # all of a node: the two jobs go to two nodes
 
     results = seed_results(run_study(trainables.slow, **call))
 
@@ -102,7 +101,7 @@ def test_workers_share_a_gpu_where_told_to(call: dict[str, Any], spec: dict[str,
 def test_a_cancelled_job_is_replaced(
     call: dict[str, Any], queue: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call["train_hyperparams"]["seconds"] = 1.5
+    call["train_hyperparams"]["seconds"] = 2.5
 
     def cancel_one() -> None:
         wait_for(lambda: len(read_log(queue / "log", "start")) >= 4, "running seeds", timeout=60)
@@ -267,6 +266,31 @@ def test_the_driver_may_be_a_job_itself(
     subprocess.run(["sbatch", str(script)], check=True, cwd=queue, env=dict(os.environ))
     wait_for(lambda: squeue() == [], "end of the driver", timeout=120)
     assert "trials       4 complete" in (queue / "driver.log").read_text()
+
+
+def test_the_readmes_example(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"^```(yaml|python)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    [spec] = [text for kind, text in blocks if kind == "yaml" and "kind: slurm" in text]
+    [code] = [text for kind, text in blocks if kind == "python" and "my-cluster.yaml" in text]
+    # the stand-in cluster has no other network, and two nodes for three such jobs
+    (queue / "my-cluster.yaml").write_text(
+        f"{spec}interface: lo\ndashboard_address: '127.0.0.1:0'\n"
+    )
+
+    def small(*args: Any, **kwargs: Any) -> None:
+        kwargs.update(n_trials=2, total_timesteps=200, milestones=1, progress=False)
+        kwargs.update(num_eval_weights=2, num_eval_episodes=1)
+        results.extend(seed_results(run_study(*args, **kwargs)))
+
+    results: list[SeedResult] = []
+    exec(code, {"run_study": small})
+
+    assert [(r.trial, r.seed, r.state) for r in results] == [
+        (trial, seed, "finished") for trial in range(2) for seed in range(10, 14)
+    ]
+    assert len({(r.host, r.gpu) for r in results}) == 8
+    assert_queue_empties()
 
 
 def test_check_submits_one_job_and_looks_at_each_slot(
