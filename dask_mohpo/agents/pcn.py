@@ -23,18 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import torch
-import torch.nn.functional as F
 
+from dask_mohpo.agents._action_heads import ActionHead, make_head
 from dask_mohpo.agents._contract import Actor, Config, generators
 from dask_mohpo.agents._envs import TRAINING, FlatEnvs, episode_seed
+from dask_mohpo.agents._episodes import Episodes, returns_to_go
 from dask_mohpo.agents._networks import StackedLinear
 from dask_mohpo.errors import EnvironmentSpecError
-from dask_mohpo.fronts import non_dominated_mask
 
 if TYPE_CHECKING:
     import optuna
@@ -43,14 +42,6 @@ __all__ = ["AGENT", "CONFIG", "PCN", "PCNConfig", "search_space"]
 
 INIT, RANDOM, COMMAND, ACT, LEARN = range(5)
 
-MIN_CROWDING = 0.2
-"""Episodes whose crowding distance is no more than this are penalised: the paper's threshold."""
-MIN_PENALTY = 1e-5
-"""Keeps the penalty from vanishing on the front."""
-FRONT_SHARE = 0.5
-"""Part of a batch that comes from non-dominated episodes."""
-AUTO_SCALE = 10.0
-"""What the largest number of a command becomes where the scaling factors are chosen here."""
 DESIRED_LIMIT = 1e9
 """Division by gamma at every step must not carry a return that is out of reach to infinity."""
 BLOCK = 64
@@ -153,7 +144,7 @@ class PCN:
         self._envs = FlatEnvs(env_id, num * config.num_step_episodes)
         self._num_objectives = self._envs.num_objectives
         self._check_widths()
-        self.head = _make_head(self._envs)
+        self.head = make_head(self._envs)
         self.model = _Model(
             self._envs.obs_dim,
             self._num_objectives + 1,
@@ -170,7 +161,7 @@ class PCN:
         self._act_rng = generators(seeds, ACT)
         self._learn_rng = generators(seeds, LEARN)
         self._datasets = [
-            _Dataset(
+            Episodes(
                 config.max_buffer_size,
                 self._num_objectives,
                 (self._envs.obs_dim,),
@@ -438,154 +429,6 @@ class _Model:
             getattr(self, name)[learners] = getattr(other, name)
 
 
-class _Dataset:
-    """Episodes of one learner, their transitions one after the other in flat arrays.
-
-    Attributes
-    ----------
-    returns : (n_episodes, n_objectives), of whole episodes.
-    lengths : (n_episodes,) steps.
-    front : one episode for each distinct non-dominated return.
-    """
-
-    def __init__(
-        self,
-        capacity: int,
-        num_objectives: int,
-        obs_shape: tuple[int, ...],
-        action_shape: tuple[int, ...],
-        action_dtype: type[np.generic],
-    ) -> None:
-        self._capacity = capacity
-        self._obs = np.zeros((0, *obs_shape), np.float32)
-        self._commands = np.zeros((0, num_objectives + 1), np.float32)
-        self._actions = np.zeros((0, *action_shape), action_dtype)
-        self.returns = np.zeros((0, num_objectives))
-        self.lengths = np.zeros(0, np.int64)
-        self.front = np.zeros(0, np.int64)
-        self._front_rows = np.zeros(0, np.int64)
-
-    def add(
-        self, obs: np.ndarray, actions: np.ndarray, to_go: np.ndarray, lengths: np.ndarray
-    ) -> None:
-        """Add episodes, and keep the best.
-
-        Parameters
-        ----------
-        obs, actions, to_go : what was seen, done and returned from there on, of all steps of the
-            first episode, then of the second one, and so on.
-        lengths : steps of each episode.
-        """
-        first = np.cumsum(lengths) - lengths
-        horizon = np.repeat(first + lengths, lengths) - np.arange(len(obs))
-        commands = np.column_stack([to_go, horizon]).astype(np.float32)
-        self._obs = np.concatenate([self._obs, obs])
-        self._commands = np.concatenate([self._commands, commands])
-        self._actions = np.concatenate([self._actions, actions])
-        self.returns = np.concatenate([self.returns, to_go[first]])
-        self.lengths = np.concatenate([self.lengths, lengths])
-        if len(self.lengths) > self._capacity:
-            self._keep(best_episodes(self.returns, self._capacity))
-        candidates = np.flatnonzero(non_dominated_mask(self.returns))
-        _, index = np.unique(self.returns[candidates], axis=0, return_index=True)
-        self.front = candidates[index]
-        on_front = np.zeros(len(self.lengths), bool)
-        on_front[self.front] = True
-        self._front_rows = np.flatnonzero(np.repeat(on_front, self.lengths))
-
-    def _keep(self, episodes: np.ndarray) -> None:
-        kept = np.zeros(len(self.lengths), bool)
-        kept[episodes] = True
-        rows = np.repeat(kept, self.lengths)
-        self._obs, self._commands = self._obs[rows], self._commands[rows]
-        self._actions = self._actions[rows]
-        self.returns, self.lengths = self.returns[kept], self.lengths[kept]
-
-    def draw(
-        self, num: int, batch: int, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Observations, commands and actions of `num` batches, each (num, batch, ·)."""
-        share = int(batch * FRONT_SHARE)
-        on_front = self._front_rows[rng.integers(len(self._front_rows), size=(num, share))]
-        anywhere = rng.integers(len(self._obs), size=(num, batch - share))
-        rows = np.concatenate([on_front, anywhere], axis=1)
-        return self._obs[rows], self._commands[rows], self._actions[rows]
-
-    def scaling_factor(self) -> np.ndarray:
-        returns, lengths = self.returns[self.front], self.lengths[self.front]
-        most = np.append(np.abs(returns).max(axis=0), lengths.max())
-        return AUTO_SCALE / np.where(most > 0, most, AUTO_SCALE)
-
-    def best_commands(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Non-dominated returns (n ≤ num, n_objectives) and their horizons (n,)."""
-        if len(self.front) == 0:
-            return np.zeros((1, self.returns.shape[1])), np.ones(1)
-        index = self.front[spread(self.returns[self.front], num)]
-        return self.returns[index], self.lengths[index].astype(float)
-
-
-def returns_to_go(rewards: np.ndarray, gamma: float) -> np.ndarray:
-    """Discounted sums of the rewards from each step on; time is the first axis."""
-    returns = rewards.astype(np.float64)
-    for t in range(len(returns) - 2, -1, -1):
-        returns[t] += gamma * returns[t + 1]
-    return returns
-
-
-def crowding_distance(points: np.ndarray) -> np.ndarray:
-    """How far a point's neighbours are apart, as a share of the extent, summed over objectives.
-
-    Deb et al. 2002 (doi 10.1109/4235.996017). The ends of an objective are infinitely far.
-    """
-    distance = np.zeros(len(points))
-    for values in points.T:
-        order = np.argsort(values, kind="stable")
-        ordered = values[order]
-        extent = ordered[-1] - ordered[0]
-        if extent > 0:
-            gaps = np.full(len(points), np.inf)
-            gaps[1:-1] = (ordered[2:] - ordered[:-2]) / extent
-            distance[order] += gaps
-    return distance
-
-
-def best_episodes(returns: np.ndarray, num: int) -> np.ndarray:
-    """The `num` episodes to keep in the dataset, best first.
-
-    The better, the closer to the front; the distance counts twice where returns lie densely.
-    """
-    front = np.unique(returns[non_dominated_mask(returns)], axis=0)
-    extent = np.ptp(front, axis=0)
-    extent = np.where(extent > 0, extent, np.ptp(returns, axis=0))
-    unit = np.where(extent > 0, extent, 1.0)
-    offsets = returns[:, None] / unit - front / unit
-    score = -np.sqrt(np.square(offsets).sum(axis=2).min(axis=1))
-    crowded = crowding_distance(returns) <= MIN_CROWDING
-    score[crowded] = 2 * (score[crowded] - MIN_PENALTY)
-    _, back = np.unique(returns[::-1], axis=0, return_index=True)
-    repeated = np.ones(len(returns), bool)
-    repeated[len(returns) - 1 - back] = False
-    score[repeated] -= np.ptp(score) + 1.0
-    return np.argsort(-score, kind="stable")[:num]
-
-
-def spread(points: np.ndarray, num: int) -> np.ndarray:
-    """Indices of at most `num` points, evenly spread: those best in an objective come first, then
-    always the one that is farthest from all chosen so far."""
-    if len(points) <= num:
-        return np.arange(len(points))
-    extent = np.ptp(points, axis=0)
-    places = points / np.where(extent > 0, extent, 1.0)
-    chosen = list(dict.fromkeys(points.argmax(axis=0).tolist()))[:num]
-    offsets = places[:, None] - places[chosen]
-    distance = np.square(offsets).sum(axis=2).min(axis=1)
-    while len(chosen) < num:
-        chosen.append(int(distance.argmax()))
-        offset = places - places[chosen[-1]]
-        distance = np.minimum(distance, np.square(offset).sum(axis=1))
-    return np.sort(chosen)
-
-
 class PCNPolicies:
     """One greedy policy for each command of a learner.
 
@@ -622,7 +465,7 @@ class _PCNActor:
     def __init__(
         self,
         model: _Model,
-        head: _Head,
+        head: ActionHead,
         gamma: float,
         returns: np.ndarray,
         horizons: np.ndarray,
@@ -654,134 +497,6 @@ class _PCNActor:
     def keep(self, rows: np.ndarray) -> None:
         self._returns = np.take_along_axis(self._returns, rows[..., None], axis=1)
         self._horizons = np.take_along_axis(self._horizons, rows, axis=1)
-
-
-class _Head(Protocol):
-    """From the network's outputs to actions and to the loss."""
-
-    num_outputs: int
-    action_shape: tuple[int, ...]
-    action_dtype: type[np.generic]
-
-    def random(self, rng: np.random.Generator) -> Any:
-        """A uniformly random action."""
-        ...
-
-    def greedy(self, outputs: np.ndarray) -> np.ndarray:
-        """The most likely actions."""
-        ...
-
-    def draws(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """The random numbers that `explore` takes for actions of this shape."""
-        ...
-
-    def explore(
-        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
-    ) -> np.ndarray:
-        """The actions of training."""
-        ...
-
-    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """A mean per learner, summed over learners: their gradients do not mix."""
-        ...
-
-
-class _DiscreteHead:
-    """Outputs are logits."""
-
-    action_shape: tuple[int, ...] = ()
-    action_dtype: type[np.generic] = np.int64
-
-    def __init__(self, space: gym.spaces.Discrete) -> None:
-        self.num_outputs = int(space.n)
-
-    def random(self, rng: np.random.Generator) -> Any:
-        return rng.integers(self.num_outputs)
-
-    def greedy(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs.argmax(axis=-1)
-
-    def draws(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        return rng.random(shape)
-
-    def explore(
-        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
-    ) -> np.ndarray:
-        weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-        probability = weights / weights.sum(axis=-1, keepdims=True)
-        share = random_share[..., None]
-        probability = (1 - share) * probability + share / self.num_outputs
-        upper = probability.cumsum(axis=-1)[..., :-1]
-        return (upper <= draws[..., None]).sum(axis=-1)
-
-    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        logits, labels = outputs.flatten(0, 1), actions.flatten()
-        return F.cross_entropy(logits, labels, reduction="sum") / actions.shape[1]
-
-
-class _BoxHead:
-    """Outputs are actions, in units of half the range around its middle where it is bounded."""
-
-    action_dtype: type[np.generic] = np.float32
-
-    def __init__(self, space: gym.spaces.Box) -> None:
-        self.action_shape = tuple(space.shape)
-        (self.num_outputs,) = self.action_shape
-        self._low, self._high = space.low.astype(float), space.high.astype(float)
-        self._has_low, self._has_high = np.isfinite(self._low), np.isfinite(self._high)
-        self._bounded = self._has_low & self._has_high
-        low, high = np.where(self._bounded, [self._low, self._high], [[-1.0], [1.0]])
-        self._middle, self._half = (low + high) / 2, (high - low) / 2
-
-    def random(self, rng: np.random.Generator) -> Any:
-        """Uniform between bounds; exponential from a single bound; normal without any."""
-        uniform = self._middle + self._half * rng.uniform(-1.0, 1.0, self.num_outputs)
-        beyond = rng.standard_exponential(self.num_outputs)
-        free = rng.standard_normal(self.num_outputs)
-        action = np.select(
-            [self._bounded, self._has_low, self._has_high],
-            [uniform, self._low + beyond, self._high - beyond],
-            free,
-        )
-        return action.astype(np.float32)
-
-    def greedy(self, outputs: np.ndarray) -> np.ndarray:
-        return self._action(np.where(self._bounded, np.tanh(outputs), outputs))
-
-    def draws(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        return rng.standard_normal((*shape, self.num_outputs))
-
-    def explore(
-        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
-    ) -> np.ndarray:
-        mean = np.where(self._bounded, np.tanh(outputs), outputs)
-        return self._action(mean + noise * draws)
-
-    def _action(self, normal: np.ndarray) -> np.ndarray:
-        action = self._middle + self._half * normal
-        return np.clip(action, self._low, self._high).astype(np.float32)
-
-    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        device = outputs.device
-        middle, half, bounded = (
-            torch.from_numpy(x).to(device) for x in (self._middle, self._half, self._bounded)
-        )
-        target = ((actions - middle) / half).float()
-        mean = torch.where(bounded, torch.tanh(outputs), outputs)
-        return (mean - target).square().mean(dim=(1, 2)).sum()
-
-
-def _make_head(envs: FlatEnvs) -> _Head:
-    space = envs.action_space
-    if isinstance(space, gym.spaces.Discrete) and space.start == 0:
-        return _DiscreteHead(space)
-    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
-        return _BoxHead(space)
-    raise EnvironmentSpecError(
-        envs.env_id,
-        f"pcn takes discrete actions 0 … n-1 or vectors of numbers (a Box of one dimension), "
-        f"not {space}.",
-    )
 
 
 def search_space(trial: optuna.Trial) -> dict[str, Any]:
