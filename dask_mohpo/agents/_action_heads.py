@@ -21,6 +21,8 @@ class ActionHead(Protocol):
     num_outputs: int
     action_shape: tuple[int, ...]
     action_dtype: type[np.generic]
+    draw_shape: tuple[int, ...]
+    """Of the random numbers for one action."""
 
     def random(self, rng: np.random.Generator) -> Any:
         """A uniformly random action."""
@@ -49,6 +51,7 @@ class DiscreteHead:
     """Outputs are logits."""
 
     action_shape: tuple[int, ...] = ()
+    draw_shape: tuple[int, ...] = ()
     action_dtype: type[np.generic] = np.int64
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
@@ -85,7 +88,7 @@ class BoxHead:
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.action_shape = tuple(space.shape)
-        (self.num_outputs,) = self.action_shape
+        (self.num_outputs,) = self.draw_shape = self.action_shape
         self._low, self._high = space.low.astype(float), space.high.astype(float)
         self._has_low, self._has_high = np.isfinite(self._low), np.isfinite(self._high)
         self._bounded = self._has_low & self._has_high

@@ -297,12 +297,13 @@ class PCN:
         alive: np.ndarray = np.ones(rows.shape, bool)
         lengths = np.zeros(rows.shape, np.int64)
         history: list[_Moment] = []
+        draws = np.zeros((len(learners), BLOCK, num, *self.head.draw_shape))
         while alive.any():
             t = len(history)
             if t % BLOCK == 0:
-                draws = np.stack(
-                    [self.head.draws(self._act_rng[s], (BLOCK, num)) for s in learners]
-                )
+                # A learner whose episodes are over draws no more, as if it were alone.
+                for a in np.flatnonzero(alive.any(axis=1)):
+                    draws[a] = self.head.draws(self._act_rng[learners[a]], (BLOCK, num))
             actions = self.head.explore(
                 actor.outputs(obs),
                 draws[i, t % BLOCK, rows],
