@@ -57,7 +57,7 @@ _IGNORED = {
     "command": _WORKERS,
     "controller": "the driver of the study asks for every trial",
     "description": _NOT_SENT,
-    "early_terminate": "racing= decides which trials still deserve seeds",
+    "early_terminate": "every trial trains all of its seeds",
     "entity": _NOT_SENT,
     "image_uri": _WORKERS,
     "job": _WORKERS,

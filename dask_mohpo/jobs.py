@@ -29,10 +29,11 @@ __all__ = ["JobKeeper", "kept_class"]
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 5.0
 SQUEUE_SECONDS = 20.0
 MAX_EARLY_DEATHS = 3
-"""So many jobs in a row that ended before a worker of theirs appeared are too many."""
+"""So many jobs in a row that ended before a worker of theirs appeared, while there are no others,
+are too many."""
 MAX_REPLACEMENTS = 20
 """Lost jobs that are replaced, per job that was wanted."""
 MAX_BACK_OFF = 60.0
@@ -202,8 +203,9 @@ class JobKeeper:
             return
         self._looking = True
         try:
-            states = await self._states()
+            # In this order: squeue cannot know a job that is submitted after it was asked.
             self._note_workers()
+            states = await self._states()
             if states is not None:
                 self._note_states(states)
             self._scale()
@@ -276,7 +278,8 @@ class JobKeeper:
             self._early_deaths,
             MAX_EARLY_DEATHS,
         )
-        if self._early_deaths >= MAX_EARLY_DEATHS and self.failure is None:
+        others = any(k.had_workers for k in self._known.values())
+        if self._early_deaths >= MAX_EARLY_DEATHS and self.failure is None and not others:
             self.failure = ClusterError(
                 f"{self._early_deaths} jobs in a row ended before a worker of theirs appeared. "
                 f"The last one, {known.job_id}, says:\n{log}\nThe job script is:\n"
