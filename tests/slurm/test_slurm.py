@@ -250,6 +250,19 @@ def test_the_queue_is_empty_after_an_interrupt_of_the_command(
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "run the same" in errors
+    # the dashboard listens on the loopback; this is how to get there
+    assert re.search(
+        r"http://127.0.0.1:(\d+)/status \(from elsewhere: ssh -L \1:localhost:\1 ", errors
+    )
+    assert_queue_empties()
+
+
+def test_the_queue_is_empty_after_an_error_in_the_driver(call: dict[str, Any]) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a callback of the user's")
+
+    with pytest.raises(RuntimeError, match="a callback of the user's"):
+        run_study(trainables.slow, **{**call, "callbacks": [fail]})
     assert_queue_empties()
 
 
