@@ -349,8 +349,10 @@ class Executor:
             return  # it was moved to another worker
         self._slots.take_back(future)
         status = future.status
+        # The slot need not wait until the result is stored. Nor must the future be released first:
+        # Dask sends that at once, and what follows within 10 ms only after these.
+        self._fill(ask=False)
         future.release()
-        self._fill(ask=False)  # the slot need not wait until the result is stored
         opened = self._open[task.trial]
         opened.running -= 1
         if status == "finished":

@@ -76,6 +76,7 @@ class JobKeeper:
         self._cluster: Any = None
         self._timer: PeriodicCallback | None = None
         self._looking = False
+        self._deaf = False
         self._known: dict[str, _Known] = {}
         self._ids: set[str] = set()
         self._pending: Counter[str] = Counter()
@@ -234,13 +235,16 @@ class JobKeeper:
                 stderr=asyncio.subprocess.PIPE,
             )
             output, errors = await asyncio.wait_for(process.communicate(), SQUEUE_SECONDS)
+            if process.returncode == 0:
+                self._deaf = False
+                return _parse_squeue(output.decode())
+            reason = errors.decode().strip()
         except (OSError, TimeoutError) as error:
-            logger.warning("squeue does not answer: %s", error or type(error).__name__)
-            return None
-        if process.returncode != 0:
-            logger.warning("squeue failed: %s", errors.decode().strip())
-            return None
-        return _parse_squeue(output.decode())
+            reason = str(error) or "no answer"
+        if not self._deaf:
+            logger.warning("squeue fails; lost jobs are not noticed until it works: %s", reason)
+        self._deaf = True
+        return None
 
     def _note_states(self, states: dict[str, tuple[str, str]]) -> None:
         pending: Counter[str] = Counter()
