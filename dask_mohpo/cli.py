@@ -256,7 +256,7 @@ def _read_mapping(path: str, hint: str = "") -> dict[str, Any]:
 
 def _with_numbers(value: Any) -> Any:
     """What YAML read, with the likes of ``1e-4``, which it takes for text, as numbers."""
-    from dask_mohpo.space import text_to_number
+    from dask_mohpo._wandb_sweep import text_to_number
 
     if isinstance(value, dict):
         return {name: _with_numbers(entry) for name, entry in value.items()}

@@ -11,15 +11,11 @@ A space is written in one of four forms:
 
 from __future__ import annotations
 
-import copy
 import functools
-import json
 import logging
 import math
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +25,21 @@ from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
-    distribution_to_json,
 )
 from optuna.trial import BaseTrial, FixedTrial
 
+from dask_mohpo._parameters import (
+    EXAMPLE,
+    Parameter,
+    as_float,
+    checked_value,
+    plain_value,
+    read_parameter,
+    same_value,
+)
 from dask_mohpo._wandb_sweep import (
-    SWEEP_KEYS,
-    Normal,
-    Rounded,
-    check_keys,
-    check_range,
     is_sweep,
-    read_number,
     read_sweep,
-    text_to_number,
 )
 from dask_mohpo.errors import SpaceError, UnknownNameError
 
@@ -50,85 +47,7 @@ __all__ = ["DefaultTrial", "SearchSpace", "check_config_names", "incompatible"]
 
 _logger = logging.getLogger(__name__)
 
-_KEYS = ("choices", "high", "log", "low", "step", "type", "value", "values")
-_EXAMPLE = "learning_rate: {low: 1e-4, high: 1e-2, log: true}"
-_PLAIN = "null, a truth value, a finite number, text, or lists and text-keyed mappings of these"
 _UNKNOWN = object()
-
-
-@dataclass(frozen=True)
-class _Coded:
-    """Choices that may be lists, which Optuna does not store: it sees their JSON text."""
-
-    choices: tuple[Any, ...]
-    codes: tuple[Any, ...]
-
-    def decode(self, code: Any) -> Any:
-        return copy.deepcopy(self.choices[self.codes.index(code)])
-
-
-@dataclass(frozen=True)
-class _Parameter:
-    """One hyperparameter: a constant where `distribution` is None."""
-
-    name: str
-    distribution: BaseDistribution | None = None
-    transform: _Coded | Normal | Rounded | None = None
-    constant: Any = None
-
-    @property
-    def optuna_name(self) -> str:
-        return self.name + (self.transform.suffix if isinstance(self.transform, Normal) else "")
-
-    def suggest(self, trial: BaseTrial) -> Any:
-        name, dist = self.optuna_name, self.distribution
-        if isinstance(dist, FloatDistribution):
-            value: Any = float(
-                trial.suggest_float(name, dist.low, dist.high, log=dist.log, step=dist.step)
-            )
-        elif isinstance(dist, IntDistribution):
-            value = trial.suggest_int(name, dist.low, dist.high, log=dist.log, step=dist.step)
-        elif isinstance(dist, CategoricalDistribution):
-            value = trial.suggest_categorical(name, dist.choices)
-        else:
-            return copy.deepcopy(self.constant)
-        return self.decode(value)
-
-    def decode(self, value: Any) -> Any:
-        """Turn Optuna's value into the configuration's."""
-        return self.transform.decode(value) if self.transform else value
-
-    def nearest(self, default: object) -> Any:
-        """Return the value of Optuna's that comes closest to a value of the configuration."""
-        dist = self.distribution
-        if isinstance(dist, CategoricalDistribution):
-            choices = self.transform.choices if isinstance(self.transform, _Coded) else dist.choices
-            for code, choice in zip(dist.choices, choices, strict=True):
-                if isinstance(choice, bool) == isinstance(default, bool) and choice == default:
-                    return code
-            return dist.choices[0]
-        assert isinstance(dist, (FloatDistribution, IntDistribution))
-        number = _as_float(default)
-        if number is None:
-            middle = (
-                math.sqrt(dist.low) * math.sqrt(dist.high)
-                if dist.log
-                else dist.low + (dist.high - dist.low) / 2
-            )
-            return _snap(dist, middle)
-        if isinstance(self.transform, (Normal, Rounded)):
-            number = self.transform.encode(number)
-        return _snap(dist, number)
-
-    def describe(self) -> dict[str, Any]:
-        if self.distribution is None:
-            return {"kind": "constant", "value": copy.deepcopy(self.constant)}
-        described = json.loads(distribution_to_json(self.distribution))
-        if isinstance(self.transform, (Normal, Rounded)):
-            fields = {k: v for k, v in asdict(self.transform).items() if k not in ("low", "high")}
-            return {"kind": self.transform.kind, "distribution": described, **fields}
-        kind = described["name"].removesuffix("Distribution").lower()
-        return {"kind": kind, "distribution": described}
 
 
 class DefaultTrial(FixedTrial):
@@ -144,7 +63,7 @@ class DefaultTrial(FixedTrial):
     notes : a sentence for each suggestion that is not the default.
     """
 
-    def __init__(self, defaults: Mapping[str, Any], parameters: Iterable[_Parameter] = ()) -> None:
+    def __init__(self, defaults: Mapping[str, Any], parameters: Iterable[Parameter] = ()) -> None:
         # FixedTrial reads the dictionary at each suggestion, so it may grow until then.
         self._nearest: dict[str, Any] = {}
         super().__init__(self._nearest)
@@ -171,20 +90,20 @@ class DefaultTrial(FixedTrial):
     def _settle(self, name: str, distribution: BaseDistribution) -> None:
         if name in self._nearest:
             return
-        parameter = self._declared.get(name, _Parameter(name, distribution))
+        parameter = self._declared.get(name, Parameter(name, distribution))
         default = self._defaults.get(parameter.name, _UNKNOWN)
         try:
-            default = _plain(default)
+            default = plain_value(default)
         except ValueError:
             pass
         value = self._nearest[name] = parameter.nearest(default)
         used = parameter.decode(value)
         if default is _UNKNOWN:
             self.notes.append(f"{parameter.name}: no default is known; {used!r} is used")
-        elif not _same(used, default):
+        elif not same_value(used, default):
             where = _in_words(parameter.describe())
             if isinstance(distribution, (FloatDistribution, IntDistribution)):
-                number, span = _as_float(default), f"{distribution.low}..{distribution.high}"
+                number, span = as_float(default), f"{distribution.low}..{distribution.high}"
                 outside = number is not None and not distribution.low <= number <= distribution.high
                 where = span if outside and parameter.transform is None else where
             text = f"default {default!r} lies outside {where}; {used!r} is used"
@@ -203,7 +122,7 @@ class SearchSpace:
     def __init__(
         self,
         source: str,
-        parameters: Iterable[_Parameter] = (),
+        parameters: Iterable[Parameter] = (),
         function: Callable[[Any], Any] | None = None,
         notes: Iterable[str] = (),
         dropped: Iterable[str] = (),
@@ -257,7 +176,7 @@ class SearchSpace:
     @classmethod
     def _from_mapping(cls, data: Mapping[Any, Any], source: str) -> SearchSpace:
         entries, notes = read_sweep(data, source) if is_sweep(data) else (data, [])
-        parameters = [_read(source, name, entry, notes) for name, entry in entries.items()]
+        parameters = [read_parameter(source, name, entry, notes) for name, entry in entries.items()]
         for note in notes:
             _logger.info("%s: %s", source, note)
         return cls(source, parameters, notes=notes)
@@ -286,7 +205,7 @@ class SearchSpace:
         config = {}
         for name, value in result.items():
             if name not in self._dropped:
-                config[name] = _checked(self.source, name, value)
+                config[name] = checked_value(self.source, name, value)
         return config
 
     def check_names(self, valid: Collection[str], algo: str) -> None:
@@ -422,187 +341,6 @@ def _space_in_words(description: Mapping[str, Any]) -> str:
     return f"parameters {', '.join(description['parameters'])}"
 
 
-def _read(source: str, name: object, entry: Any, notes: list[str]) -> _Parameter:
-    if not isinstance(name, str) or not name:
-        text = "parameter names as text (YAML reads on, off, yes, no as truth values: quote them)"
-        raise SpaceError(source, None, name, text)
-    if isinstance(entry, (Normal, Rounded)):
-        return _Parameter(name, entry.distribution, entry)
-    if isinstance(entry, BaseDistribution):
-        return _read_distribution(source, name, entry)
-    if isinstance(entry, Mapping):
-        return _read_keys(source, name, entry, notes)
-    if hasattr(entry, "tolist"):
-        entry = entry.tolist()
-    if isinstance(entry, (list, tuple)):
-        return _categorical(source, name, entry)
-    return _constant(source, name, entry)
-
-
-def _read_distribution(source: str, name: str, dist: BaseDistribution) -> _Parameter:
-    if isinstance(dist, CategoricalDistribution):
-        return _categorical(source, name, dist.choices)
-    if not isinstance(dist, (FloatDistribution, IntDistribution)):
-        text = "a FloatDistribution, IntDistribution or CategoricalDistribution"
-        raise SpaceError(source, name, dist, text)
-    read_number(source, name, "low", dist.low)
-    read_number(source, name, "high", dist.high)
-    # Optuna's deprecated subclasses become the class that they stand for.
-    if isinstance(dist, IntDistribution):
-        return _Parameter(name, IntDistribution(dist.low, dist.high, dist.log, dist.step))
-    return _Parameter(name, FloatDistribution(dist.low, dist.high, dist.log, dist.step))
-
-
-def _read_keys(source: str, name: str, entry: Mapping[Any, Any], notes: list[str]) -> _Parameter:
-    sweep_like = not SWEEP_KEYS.isdisjoint(entry) and "low" not in entry and "high" not in entry
-    hint = "; the keys of a W&B sweep belong under a top-level `parameters:`" if sweep_like else ""
-    check_keys(source, name, entry, _KEYS, hint)
-    for key in ("value", "choices", "values"):
-        if key in entry:
-            if len(entry) > 1:
-                raise SpaceError(source, name, dict(entry), f"{key} alone")
-            if key == "value":
-                return _constant(source, name, entry[key])
-            return _categorical(source, name, entry[key])
-    if "low" not in entry or "high" not in entry:
-        raise SpaceError(source, name, dict(entry), "both low and high, or value, or choices")
-    return _Parameter(name, _read_range(source, name, entry, notes))
-
-
-def _read_range(
-    source: str, name: str, entry: Mapping[Any, Any], notes: list[str]
-) -> BaseDistribution:
-    low, high = (read_number(source, name, key, entry[key]) for key in ("low", "high"))
-    step = read_number(source, name, "step", entry["step"]) if "step" in entry else None
-    log, kind = entry.get("log", False), entry.get("type")
-    if not isinstance(log, bool):
-        raise SpaceError(source, name, {"log": log}, "log: true or log: false")
-    if "type" in entry and kind not in ("int", "float"):
-        raise SpaceError(source, name, {"type": kind}, "type: int or type: float")
-    check_range(source, name, {"low": low, "high": high}, log)
-    if step is not None and log:
-        raise SpaceError(source, name, dict(entry), "step or log, not both")
-    if step is not None and step <= 0:
-        raise SpaceError(source, name, {"step": step}, "step above 0")
-    given = [low, high] if step is None else [low, high, step]
-    if kind is None:
-        kind = "int" if all(isinstance(number, int) for number in given) else "float"
-    if kind == "int":
-        if any(number != int(number) for number in given):
-            raise SpaceError(source, name, dict(entry), "whole low, high and step, or type: float")
-        low, high, step = int(low), int(high), None if step is None else int(step)
-    if step is not None:
-        top = _grid_top(source, name, low, high, step)
-        if top == low:
-            raise SpaceError(source, name, dict(entry), "a step that fits between low and high")
-        if top != high:
-            notes.append(f"{name}: high {high} is not on the grid of step {step}; {top} is used.")
-        high = top
-    if kind == "int":
-        return IntDistribution(int(low), int(high), log, int(step or 1))
-    return FloatDistribution(low, high, log, step)
-
-
-def _grid_top(source: str, name: str, low: float, high: float, step: float) -> int | float:
-    """Return the highest value of the grid. Optuna lowers `high` too, with a warning each time."""
-    bottom, width = Decimal(str(low)), Decimal(str(step))
-    try:
-        top = bottom + (Decimal(str(high)) - bottom) // width * width
-        exact = (Decimal(str(float(top))) - bottom) % width == 0
-    except InvalidOperation:
-        exact = False
-    if not exact:
-        raise SpaceError(source, name, {"low": low, "step": step}, "low and step with fewer digits")
-    return int(top) if isinstance(high, int) and top == int(top) else float(top)
-
-
-def _categorical(source: str, name: str, choices: object) -> _Parameter:
-    if not isinstance(choices, (list, tuple)) or not choices:
-        raise SpaceError(source, name, choices, "a list of at least one choice")
-    values = [_checked(source, name, choice, parse_text=True) for choice in choices]
-    codes: list[Any] = []
-    for value in values:
-        if _has_mapping(value):
-            text = "choices that are null, truth values, numbers, text, or lists of these"
-            raise SpaceError(source, name, value, text)
-        code = json.dumps(value) if isinstance(value, list) else value
-        if code in codes:
-            text = "each choice once (1, 1.0 and true are one choice to Optuna)"
-            raise SpaceError(source, name, value, text)
-        codes.append(code)
-    coded = _Coded(tuple(values), tuple(codes))
-    return _Parameter(name, CategoricalDistribution(codes), coded)
-
-
-def _constant(source: str, name: str, value: object) -> _Parameter:
-    return _Parameter(name, constant=_checked(source, name, value, parse_text=True))
-
-
-def _has_mapping(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_mapping, value)))
-
-
-def _checked(source: str, name: str, value: object, parse_text: bool = False) -> Any:
-    try:
-        return _plain(value, parse_text)
-    except ValueError:
-        raise SpaceError(source, name, value, _PLAIN) from None
-
-
-def _plain(value: Any, parse_text: bool = False) -> Any:
-    """Return a value as JSON can hold it: tuples as lists, NumPy's scalars as Python's.
-
-    Raises
-    ------
-    ValueError : JSON cannot hold it.
-    """
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if parse_text:
-        value = text_to_number(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, parse_text) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, parse_text) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    raise ValueError(f"{value!r} is not plain")
-
-
-def _as_float(value: Any) -> float | None:
-    """Return a number as a float; None for what is not a number, or not one that floats hold."""
-    if isinstance(value, (bool, str, bytes)):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return None if math.isnan(number) else number
-
-
-def _snap(dist: FloatDistribution | IntDistribution, number: float) -> int | float:
-    """Return the value of a distribution that is nearest to a number."""
-    clipped = min(max(number, dist.low), dist.high)
-    if isinstance(dist, IntDistribution):
-        return dist.low + round((clipped - dist.low) / dist.step) * dist.step
-    if dist.step is None:
-        return clipped
-    steps = round((clipped - dist.low) / dist.step)
-    return float(Decimal(str(dist.low)) + steps * Decimal(str(dist.step)))
-
-
-def _same(used: object, default: object) -> bool:
-    """Whether a value is the default, up to the rounding of a quantile."""
-    if isinstance(used, bool) != isinstance(default, bool):
-        return False
-    a, b = _as_float(used), _as_float(default)
-    if a is None or b is None:
-        return bool(used == default)
-    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
-
-
 def _qualified_name(function: object) -> str:
     while isinstance(function, functools.partial):
         function = function.func
@@ -636,8 +374,8 @@ def _read_yaml(path: Path, source: str) -> Mapping[Any, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise SpaceError(source, None, line + problem, f"YAML, such as `{_EXAMPLE}`") from error
+        raise SpaceError(source, None, line + problem, f"YAML, such as `{EXAMPLE}`") from error
     if not isinstance(data, Mapping) or not data:
         given = data if data else "an empty file"
-        raise SpaceError(source, None, given, f"a mapping of parameters, such as `{_EXAMPLE}`")
+        raise SpaceError(source, None, given, f"a mapping of parameters, such as `{EXAMPLE}`")
     return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,3 +160,19 @@ def test_a_walltime_near_the_time_of_a_seed_is_warned_of(
     one, _ = keeper()
     Executor._compare_with_walltime(SimpleNamespace(_keeper=one), seconds)  # type: ignore[arg-type]
     assert ("Ask for a longer walltime" in caplog.text) == warned
+
+
+def test_a_squeue_that_fails_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, cluster = keeper()
+    monkeypatch.setattr("dask_mohpo.jobs._squeue", lambda: ["false"])
+    for _ in range(3):
+        assert asyncio.run(one._states()) is None
+    assert caplog.text.count("squeue fails") == 1
+    monkeypatch.setattr("dask_mohpo.jobs._squeue", lambda: ["echo", "1|RUNNING|None"])
+    assert asyncio.run(one._states()) == {"1": ("RUNNING", "None")}
+    monkeypatch.setattr("dask_mohpo.jobs._squeue", lambda: ["no-such-program"])
+    assert asyncio.run(one._states()) is None
+    assert caplog.text.count("squeue fails") == 2
+    assert list(cluster.worker_spec) == ["C-0", "C-1"]

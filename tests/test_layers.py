@@ -19,6 +19,7 @@ FLOORS = (
     "indicators",
     "environments",
     "_wandb_sweep",
+    "_parameters",
     "space",
     "agents._contract",
     "agents._weights",
