@@ -285,7 +285,8 @@ def _hyperparams(given: str | Sequence[str]) -> dict[str, Any]:
 
 def _space_file(name: str) -> str:
     """A search-space file by its path, or by its name here or in ./configs."""
-    candidates = [Path(name), Path(f"{name}.yaml"), Path("configs") / f"{name}.yaml"]
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    candidates = [*dict.fromkeys([Path(name), Path(file)]), Path("configs") / file]
     for path in candidates:
         if path.is_file():
             return str(path)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -305,4 +306,5 @@ def _peak_memory() -> int:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
