@@ -237,14 +237,12 @@ def _without_resources(args: Any) -> list[str]:
 
 def _exports(threads: int) -> list[str]:
     """Environment of the workers, as lines of the job script."""
+    # Dask sets them to 1 where they are not set; sbatch hands on what the driver has.
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environ = ", ".join(f'"{name}": {threads}' for name in names)
     return [
-        f"export OMP_NUM_THREADS={threads}",
+        *(f"export {name}={threads}" for name in names),
         # training code may start processes of its own
         "export DASK_DISTRIBUTED__WORKER__DAEMON=False",
-        # Dask's nanny sets these to 1 otherwise
-        f"export DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON='{{{environ}}}'",
     ]
 
 

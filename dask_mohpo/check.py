@@ -113,7 +113,8 @@ def probe(spec: Spec, timeout: float) -> tuple[str, list[str]]:
             for address, name in names.items()
         }
         found = {name: future.result(timeout=timeout) for name, future in futures.items()}
-    return _table(found), _faults(found)
+    ordered = dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
+    return _table(ordered), _faults(ordered)
 
 
 def _wait_for_workers(client: Client, expected: int | None, timeout: float) -> dict[str, str]:

@@ -24,7 +24,9 @@ class SeedTask:
     """0 for the first try of these seeds, one more for each retry."""
     session: str
     """Names one run of the driver; keeps the Dask keys of two runs of one study apart."""
-    algo: Trainable
+    algo: Trainable | bytes
+    """A name, a function, or a function pickled: what cannot be unpickled on a worker would end it,
+    were it unpickled by Dask."""
     env_id: str
     config: Mapping[str, Any]
     total_timesteps: int

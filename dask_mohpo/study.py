@@ -199,7 +199,7 @@ def run_study(
             seeds=some,
             attempt=attempt,
             session=session,
-            algo=algo,
+            algo=problem.payload,
             env_id=env_id,
             config=config,
             total_timesteps=total_timesteps,
@@ -260,6 +260,8 @@ class _Problem:
     algo_name: str
     algorithm: Algorithm | None
     """None for a function of the user's."""
+    payload: str | bytes
+    """The algorithm as workers get it: its name, or the function pickled."""
     space: SearchSpace
     fixed: dict[str, Any]
 
@@ -270,7 +272,7 @@ class _Problem:
         fixed = _json_values(given)
         if callable(algo) or ":" in algo:
             function = algo if callable(algo) else resolve_function(algo)
-            _check_function(function)
+            pickled = _pickled(function)
             if search_space is None:
                 raise UsageError(
                     "an algorithm of your own has no built-in search space: pass search_space=, "
@@ -280,7 +282,8 @@ class _Problem:
                 algo if isinstance(algo, str) else f"{function.__module__}:{function.__qualname__}"
             )
             space = SearchSpace.load(search_space).without(fixed)
-            return cls(algo_name, None, space, fixed)
+            payload = algo if isinstance(algo, str) else pickled
+            return cls(algo_name, None, payload, space, fixed)
         algorithm = load_algorithm(algo)
         check_config_names(fixed, algorithm.config.names(), algo, "train_hyperparams")
         config = algorithm.config.from_mapping(fixed)
@@ -290,7 +293,7 @@ class _Problem:
             search_space = algorithm.search_space
         space = SearchSpace.load(search_space).without(fixed)
         space.check_names(algorithm.config.names(), algo)
-        return cls(algo, algorithm, space, fixed)
+        return cls(algo, algorithm, algo, space, fixed)
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
         """The whole configuration of a trial, checked."""
@@ -315,8 +318,8 @@ class _Problem:
             self.algorithm.config.from_mapping(config)
 
 
-def _check_function(function: Callable[..., Any]) -> None:
-    """Raise UsageError for a trainable that cannot be called or sent to a worker."""
+def _pickled(function: Callable[..., Any]) -> bytes:
+    """A trainable as workers get it; UsageError where it cannot be called or sent to a worker."""
     try:
         inspect.signature(function).bind({}, None)
     except TypeError as error:
@@ -324,7 +327,7 @@ def _check_function(function: Callable[..., Any]) -> None:
             f"algo {function!r} cannot be called as train(config, context): {error}."
         ) from error
     try:
-        cloudpickle.dumps(function)
+        return bytes(cloudpickle.dumps(function))
     except Exception as error:  # whatever the objects that it refers to raise
         raise UsageError(
             f"algo {function!r} cannot be sent to workers ({type(error).__name__}: {error}); "

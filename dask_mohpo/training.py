@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 
@@ -157,13 +158,16 @@ def train_seeds(task: SeedTask) -> list[SeedResult]:
     """
     slot = current_slot()
     with slot.lock if task.exclusive else contextlib.nullcontext(), _threads(slot):
-        if callable(task.algo) or ":" in task.algo:
+        if not isinstance(task.algo, str) or ":" in task.algo:
             return [r for seed in task.seeds for r in _run(task, slot, (seed,), _train_function)]
         return _run(task, slot, task.seeds, _train_agent)
 
 
 def _train_function(task: SeedTask, contexts: Sequence[SeedContext]) -> list[Any]:
-    train = task.algo if callable(task.algo) else resolve_function(task.algo)
+    if isinstance(task.algo, bytes):
+        train = cloudpickle.loads(task.algo)
+    else:
+        train = task.algo if callable(task.algo) else resolve_function(task.algo)
     return [train(dict(task.config), context) for context in contexts]
 
 

@@ -52,7 +52,7 @@ def test_gpus_make_workers_and_a_directive(tmp_path: Path) -> None:
     assert re.findall(r"--nthreads (\d+)", text)[-1] == "1"
     assert re.findall(r"--memory-limit (\S+)", text)[-1] == "0"
     assert "--resources GPU=1" in text
-    assert '"OMP_NUM_THREADS": 2' in text
+    assert "export OMP_NUM_THREADS=2\nexport MKL_NUM_THREADS=2\n" in text
 
 
 def test_workers_per_gpu() -> None:

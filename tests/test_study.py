@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
 import time
@@ -517,3 +518,20 @@ def test_a_foreign_study_of_that_name(call: dict[str, Any], tmp_path: Path) -> N
     )
     with pytest.raises(UsageError, match="not made by dask_mohpo"):
         run_study(trainables.quick, **{**call, "storage": url})
+
+
+def test_a_function_that_workers_cannot_import_fails_with_the_reason(
+    call: dict[str, Any], client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it unpickled by Dask, it would end one worker after the other."""
+    (tmp_path / "only_here.py").write_text(
+        "def train(config, context):\n    return [[1.0, -1.0]]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    train = importlib.import_module("only_here").train
+    before = set(client.scheduler_info()["workers"])
+
+    with pytest.raises(StudyFailedError, match="No module named 'only_here'"):
+        run_study(train, **{**call, "max_failures": 1})
+
+    assert set(client.scheduler_info()["workers"]) == before

@@ -6,6 +6,7 @@ Each start of a seed leaves a line in the file `config["log"]`: trial, seed, sta
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -96,3 +97,11 @@ def kills_its_worker(config: dict[str, Any], context: SeedContext) -> list[list[
         os._exit(1)
     time.sleep(0.1)
     return front_of(config["x"], context.seed)
+
+
+def look_around(seconds: float) -> dict[str, Any]:
+    """The environment of a worker, after a while."""
+    time.sleep(seconds)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    found: dict[str, Any] = {name: os.environ.get(name) for name in names}
+    return {**found, "daemon": multiprocessing.current_process().daemon}

@@ -88,6 +88,25 @@ def test_four_workers_of_one_job_own_four_gpus(call: dict[str, Any], spec: dict[
     assert {r.threads for r in results} == {1}
 
 
+def test_the_environment_of_the_workers(
+    spec: dict[str, Any], queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")  # sbatch hands the driver's environment on
+    spec.update(gpus=2, cores=6, scale={"jobs": 1})
+    with open_cluster(spec) as cluster, Client(cluster, set_as_default=False) as client:
+        client.wait_for_workers(2, timeout=60)
+        some = [
+            client.submit(trainables.look_around, 0.5, resources={"GPU": 1}, pure=False)
+            for _ in range(2)
+        ]
+        found = client.gather(some)
+    assert {one["OMP_NUM_THREADS"] for one in found} == {"3"}
+    assert {one["MKL_NUM_THREADS"] for one in found} == {"3"}
+    assert {one["OPENBLAS_NUM_THREADS"] for one in found} == {"3"}
+    assert len({one["CUDA_VISIBLE_DEVICES"] for one in found}) == 2
+    assert not any(one["daemon"] for one in found)  # training code may start processes
+
+
 def test_workers_share_a_gpu_where_told_to(call: dict[str, Any], spec: dict[str, Any]) -> None:
     spec.update(gpus=1, workers_per_gpu=4, cores=4, scale={"workers": 4})
 
