@@ -17,6 +17,7 @@ from dask_mohpo import _queues
 from dask_mohpo.clusters import connect, keeper_of
 from dask_mohpo.devices import current_slot
 from dask_mohpo.errors import ClusterError
+from dask_mohpo.slots import workers_of
 from dask_mohpo.specs import ExistingSpec, LocalSpec, QueueSpec, Spec
 
 __all__ = ["describe_spec", "probe"]
@@ -122,7 +123,7 @@ def _wait_for_workers(client: Client, expected: int | None, timeout: float) -> d
     keeper = keeper_of(client)
     deadline = time.monotonic() + timeout
     while True:
-        workers = client.scheduler_info(n_workers=-1)["workers"]
+        workers = workers_of(client)
         if len(workers) >= (expected or 1):
             return {address: str(worker["name"]) for address, worker in workers.items()}
         if keeper is not None:

@@ -16,7 +16,7 @@ from distributed import Client, Future
 from dask_mohpo.errors import ClusterError, NoWorkersError
 from dask_mohpo.jobs import JobKeeper
 
-__all__ = ["Slots", "choose_resources"]
+__all__ = ["Slots", "choose_resources", "workers_of"]
 
 
 def choose_resources(
@@ -27,13 +27,24 @@ def choose_resources(
         return dict(resources)
     if keeper is not None:
         return {"GPU": 1} if keeper.spec.gpus else {}
-    workers = _workers(client).values()
+    workers = workers_of(client).values()
     return {"GPU": 1} if any(w["resources"].get("GPU", 0) >= 1 for w in workers) else {}
 
 
-def _workers(client: Client) -> dict[str, Any]:
+def workers_of(client: Client) -> dict[str, Any]:
+    """Address → what the scheduler says of the worker.
+
+    Not `Client.scheduler_info`: that answers from a field which the client itself overwrites every
+    two seconds with an answer that leaves the workers out.
+
+    Raises
+    ------
+    ClusterError
+        The scheduler does not answer.
+    """
+    scheduler: Any = client.scheduler
     try:
-        return dict(client.scheduler_info(n_workers=-1)["workers"])
+        return dict(client.sync(scheduler.identity, n_workers=-1)["workers"])
     except (OSError, TimeoutError) as error:
         raise ClusterError(
             f"the scheduler at {client.scheduler and client.scheduler.address} does not answer "
@@ -99,7 +110,7 @@ class Slots:
         now = time.monotonic()
         self.slot_seconds += self.total * (now - self._last_refresh)
         self._last_refresh = now
-        workers = _workers(self._client)
+        workers = workers_of(self._client)
         capacity = {a: n for a, w in workers.items() if (n := self._capacity_of(w)) > 0}
         self._names = {address: str(worker["name"]) for address, worker in workers.items()}
         lost = []
@@ -170,7 +181,7 @@ class Slots:
 def _more_expected(client: Client) -> bool:
     """Whether workers may still be coming: the cluster asked for more than there are."""
     cluster = client.cluster
-    workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    workers = len(workers_of(client))
     if cluster is None:
         return workers == 0  # only an address: somebody may be starting workers just now
     adaptive = getattr(cluster, "_adaptive", None)

@@ -28,6 +28,7 @@ from dask_mohpo.errors import (
     UsageError,
 )
 from dask_mohpo.ledger import attempts, stored_config, usage
+from dask_mohpo.slots import workers_of
 from trainables import ENV_ID, read_log
 
 SPACE = {"x": {"low": 0.0, "high": 1.0}}
@@ -518,6 +519,23 @@ def test_a_foreign_study_of_that_name(call: dict[str, Any], tmp_path: Path) -> N
     )
     with pytest.raises(UsageError, match="not made by dask_mohpo"):
         run_study(trainables.quick, **{**call, "storage": url})
+
+
+def test_the_workers_are_all_there_while_the_client_updates_its_own_view(client: Client) -> None:
+    """What the client keeps is overwritten with an answer without workers now and then."""
+
+    async def overwrite(stop: list[bool]) -> None:
+        while not stop:
+            await client._update_scheduler_info(n_workers=0)
+
+    stop: list[bool] = []
+    assert client.loop is not None
+    client.loop.add_callback(overwrite, stop)
+    try:
+        counts = {len(workers_of(client)) for _ in range(300)}
+    finally:
+        stop.append(True)
+    assert counts == {2}
 
 
 def test_a_function_that_workers_cannot_import_fails_with_the_reason(
