@@ -216,8 +216,10 @@ class JobKeeper:
     def _note_workers(self) -> None:
         names = [str(worker.name) for worker in self._cluster.scheduler.workers.values()]
         for job, process in self._cluster.workers.items():
-            known = self._known.setdefault(job, _Known(since=time.monotonic()))
-            known.job_id = process.job_id or ""
+            known = self._known.get(job)
+            job_id = process.job_id or ""
+            if known is None or known.job_id != job_id:  # Dask gives the names of lost ones again
+                known = self._known[job] = _Known(job_id=job_id, since=time.monotonic())
             if not known.had_workers and any(_belongs(name, job) for name in names):
                 known.had_workers = True
                 self._early_deaths = 0

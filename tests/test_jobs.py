@@ -75,6 +75,18 @@ def test_a_lost_job_is_let_go_and_replaced_after_a_pause(monkeypatch: pytest.Mon
     assert cluster.scaled[-1] == 2
 
 
+def test_a_job_that_takes_the_name_of_a_lost_one_is_another_job() -> None:
+    one, cluster = keeper()
+    cluster.workers["C-0"] = SimpleNamespace(job_id="9")
+    one._note_workers()
+    assert one._known["C-0"].job_id == "9"
+    assert not one._known["C-0"].had_workers
+    assert one._known["C-1"].had_workers
+    cluster.scheduler.workers["tcp://x"] = SimpleNamespace(name="C-0-1")
+    one._note_workers()
+    assert one._known["C-0"].had_workers
+
+
 def test_the_pause_doubles_with_each_loss_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dask_mohpo.jobs.time.monotonic", lambda: 1000.0)
     one, _ = keeper()
