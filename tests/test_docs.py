@@ -301,6 +301,11 @@ def test_every_module_has_its_promise() -> None:
     assert len(listed) == len(top)
 
 
+def test_every_private_module_is_named() -> None:
+    private = {floor for floor in FLOORS if floor.startswith("_")}
+    assert private <= set(code(prose("architecture.md")))
+
+
 def test_the_diagram_of_floors() -> None:
     [diagram] = (text for text in blocks("architecture.md", "text") if "the command" in text)
     rows = [re.split(r" {3,}", line)[0].split() for line in diagram.splitlines()]
