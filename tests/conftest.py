@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from distributed import Client, LocalCluster
 
 
@@ -18,3 +19,9 @@ def client() -> Iterator[Client]:
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    """Torch's threads wait for each other by spinning: on a busy machine tests would crawl."""
+    torch.set_num_threads(1)

@@ -268,6 +268,7 @@ def test_minecart_runs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_training_pays() -> None:
     config = {
         "learning_rate": 1e-2, "batch_size": 256, "hidden_dim": 64, "num_er_episodes": 50,
