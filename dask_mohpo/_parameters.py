@@ -1,4 +1,4 @@
-"""One hyperparameter of a search space: how it is written, and what Optuna sees of it."""
+"""One hyperparameter of a search space: how it is written, seen by Optuna, and described."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ __all__ = [
     "Parameter",
     "as_float",
     "checked_value",
+    "continues",
+    "in_words",
     "plain_value",
     "read_parameter",
     "same_value",
@@ -300,3 +302,42 @@ def same_value(used: object, default: object) -> bool:
     if a is None or b is None:
         return bool(used == default)
     return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def in_words(entry: dict[str, Any] | None) -> str:
+    """Return a parameter's description as people read it."""
+    if entry is None:
+        return "absent"
+    kind = entry["kind"]
+    if kind == "constant":
+        return f"constant {entry['value']!r}"
+    if kind == "normal":
+        return f"normal mu {entry['mu']} sigma {entry['sigma']}"
+    attributes = entry["distribution"]["attributes"]
+    if kind == "categorical":
+        return f"categorical {list(attributes['choices'])}"
+    text = f"{kind} {attributes['low']}..{attributes['high']}"
+    if attributes["log"]:
+        text += " log"
+    if attributes["step"] not in (None, 1) or (kind == "float" and attributes["step"]):
+        text += f" step {attributes['step']}"
+    return f"{text} to multiples of {entry['q']}" if kind == "rounded" else text
+
+
+def continues(old: dict[str, Any] | None, new: dict[str, Any] | None) -> bool:
+    """Whether a parameter's description still contains an older one: its range may have grown."""
+    if old is None or new is None:
+        return False
+    before, after = dict(old), dict(new)
+    attributes_before = dict(before.pop("distribution", {}).get("attributes", {}))
+    attributes_after = dict(after.pop("distribution", {}).get("attributes", {}))
+    if before != after:
+        return False
+    if "low" not in attributes_before:
+        return attributes_before == attributes_after
+    low, high = attributes_before.pop("low"), attributes_before.pop("high")
+    new_low, new_high = attributes_after.pop("low"), attributes_after.pop("high")
+    if attributes_before != attributes_after or new_low > low or new_high < high:
+        return False
+    steps = (low - new_low) / (attributes_before["step"] or 1)
+    return attributes_before["step"] is None or math.isclose(steps, round(steps), abs_tol=1e-8)

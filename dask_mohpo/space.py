@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,14 +32,13 @@ from dask_mohpo._parameters import (
     Parameter,
     as_float,
     checked_value,
+    continues,
+    in_words,
     plain_value,
     read_parameter,
     same_value,
 )
-from dask_mohpo._wandb_sweep import (
-    is_sweep,
-    read_sweep,
-)
+from dask_mohpo._wandb_sweep import is_sweep, read_sweep
 from dask_mohpo.errors import SpaceError, UnknownNameError
 
 __all__ = ["DefaultTrial", "SearchSpace", "check_config_names", "incompatible"]
@@ -101,7 +99,7 @@ class DefaultTrial(FixedTrial):
         if default is _UNKNOWN:
             self.notes.append(f"{parameter.name}: no default is known; {used!r} is used")
         elif not same_value(used, default):
-            where = _in_words(parameter.describe())
+            where = in_words(parameter.describe())
             if isinstance(distribution, (FloatDistribution, IntDistribution)):
                 number, span = as_float(default), f"{distribution.low}..{distribution.high}"
                 outside = number is not None and not distribution.low <= number <= distribution.high
@@ -292,47 +290,10 @@ def incompatible(
         return {"search_space": (_space_in_words(stored), _space_in_words(given))}
     old, new = stored["parameters"], given["parameters"]
     return {
-        name: (_in_words(old.get(name)), _in_words(new.get(name)))
+        name: (in_words(old.get(name)), in_words(new.get(name)))
         for name in dict.fromkeys([*old, *new])
-        if not _continues(old.get(name), new.get(name))
+        if not continues(old.get(name), new.get(name))
     }
-
-
-def _continues(old: dict[str, Any] | None, new: dict[str, Any] | None) -> bool:
-    if old is None or new is None:
-        return False
-    before, after = dict(old), dict(new)
-    attributes_before = dict(before.pop("distribution", {}).get("attributes", {}))
-    attributes_after = dict(after.pop("distribution", {}).get("attributes", {}))
-    if before != after:
-        return False
-    if "low" not in attributes_before:
-        return attributes_before == attributes_after
-    low, high = attributes_before.pop("low"), attributes_before.pop("high")
-    new_low, new_high = attributes_after.pop("low"), attributes_after.pop("high")
-    if attributes_before != attributes_after or new_low > low or new_high < high:
-        return False
-    steps = (low - new_low) / (attributes_before["step"] or 1)
-    return attributes_before["step"] is None or math.isclose(steps, round(steps), abs_tol=1e-8)
-
-
-def _in_words(entry: dict[str, Any] | None) -> str:
-    if entry is None:
-        return "absent"
-    kind = entry["kind"]
-    if kind == "constant":
-        return f"constant {entry['value']!r}"
-    if kind == "normal":
-        return f"normal mu {entry['mu']} sigma {entry['sigma']}"
-    attributes = entry["distribution"]["attributes"]
-    if kind == "categorical":
-        return f"categorical {list(attributes['choices'])}"
-    text = f"{kind} {attributes['low']}..{attributes['high']}"
-    if attributes["log"]:
-        text += " log"
-    if attributes["step"] not in (None, 1) or (kind == "float" and attributes["step"]):
-        text += f" step {attributes['step']}"
-    return f"{text} to multiples of {entry['q']}" if kind == "rounded" else text
 
 
 def _space_in_words(description: Mapping[str, Any]) -> str:

@@ -189,10 +189,12 @@ def _train_agent(task: SeedTask, contexts: Sequence[SeedContext]) -> list[Any]:
         agent.train(round(task.total_timesteps * k / task.milestones))
         last = k == task.milestones
         fronts = evaluator.fronts(agent.policies(task.num_eval_weights if last else fewer))
-        # The final front is a result, also where a stop was asked for meanwhile.
         for context, step, front in zip(contexts, agent.steps, fronts, strict=True):
-            with contextlib.suppress(SeedStopped) if last else contextlib.nullcontext():
+            with contextlib.suppress(SeedStopped):  # until all seeds of the batch have reported
                 context.report(step, front)
+        # The final front is a result, also where a stop was asked for meanwhile.
+        if not last and any(context._stop_seen for context in contexts):
+            raise SeedStopped
     evaluator.close()
     for context in contexts:
         context._stop_seen = False
@@ -223,6 +225,7 @@ def _run(
         state, error = "failed", f"{type(raised).__name__}: {raised}"
         trace = str(raised) if isinstance(raised, FrontError) else traceback.format_exc()
     cost = meter.read(len(seeds))
+    unreported = task.total_timesteps if state == "finished" else 0
     return [
         SeedResult(
             trial=task.trial,
@@ -233,7 +236,7 @@ def _run(
             milestones=tuple(context.milestones),
             ref_point=task.ref_point,
             eval_gamma=task.eval_gamma,
-            steps=context.milestones[-1].step if context.milestones else task.total_timesteps,
+            steps=context.milestones[-1].step if context.milestones else unreported,
             worker=slot.worker,
             host=slot.host,
             device=slot.device,

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 
 from dask_mohpo import SeedContext, training
+from dask_mohpo.devices import cpu_count
 from dask_mohpo.errors import UsageError
+from dask_mohpo.evaluation import Evaluator
 from dask_mohpo.records import SeedResult, SeedTask
 from dask_mohpo.training import checkpoint_path, request_stop, resolve_function, train_seeds
 
 Train = Callable[[dict[str, Any], SeedContext], Any]
+TINY = {"net_arch": [8], "batch_size": 4, "learning_starts": 10, "num_sample_w": 2}
 
 
 @pytest.fixture
@@ -57,6 +61,7 @@ def test_a_finished_seed(task: SeedTask) -> None:
     result = run(task, train)
 
     assert (result.trial, result.seed, result.attempt, result.state) == (3, 7, 1, "finished")
+    assert (result.worker, result.device, result.threads) == ("driver", "cpu", cpu_count())
     assert result.front is not None
     assert result.front.tolist() == [[2.0, -10.0]]  # without what is dominated or repeated
     assert [(m.step, m.hypervolume) for m in result.milestones] == [(50, 30.0)]
@@ -84,6 +89,46 @@ def test_what_is_no_front_fails_the_seed_with_the_reason(
     assert result.state == "failed"
     assert result.front is None
     assert reason.lower() in str(result.error).lower()
+
+
+def test_a_context_says_what_there_is_to_train(task: SeedTask) -> None:
+    def train(config: dict[str, Any], context: SeedContext) -> Any:
+        assert config == {"x": 2.0}
+        assert (context.seed, context.device, context.threads) == (7, "cpu", cpu_count())
+        assert (context.env_id, context.total_timesteps) == (task.env_id, 100)
+        assert (context.ref_point, context.eval_gamma) == ((0.0, -50.0), 0.98)
+        env = context.make_env()
+        env.reset(seed=0)
+        assert np.asarray(env.step(0)[1]).shape == (2,)
+        return [[1.0, -1.0]]
+
+    assert run(task, train).error is None
+
+
+def test_a_milestone_that_is_no_front_fails_the_seed(task: SeedTask) -> None:
+    def train(config: dict[str, Any], context: SeedContext) -> Any:
+        context.report(50, [[1.0, -20.0]])
+        context.report(60, [[1.0, math.nan]])
+
+    result = run(task, train)
+
+    assert result.state == "failed"
+    assert "NaN" in str(result.error)
+    assert [m.step for m in result.milestones] == [50]
+
+
+def test_steps_are_those_of_the_last_milestone_or_else_what_the_state_says(task: SeedTask) -> None:
+    def fail_after(*steps: int) -> Train:
+        def train(config: dict[str, Any], context: SeedContext) -> Any:
+            for step in steps:
+                context.report(step, [[1.0, -20.0]])
+            raise RuntimeError
+
+        return train
+
+    assert run(task, lambda config, context: [[1.0, -1.0]]).steps == 100
+    assert run(task, fail_after(10, 20)).steps == 20
+    assert run(task, fail_after()).steps == 0
 
 
 def test_an_empty_front_is_a_result(task: SeedTask) -> None:
@@ -120,7 +165,7 @@ def test_a_milestone_is_where_a_stop_ends_the_training(task: SeedTask) -> None:
 
     result = run(task, train)
 
-    assert result.state == "stopped"
+    assert (result.state, result.front) == ("stopped", None)
     assert after == []
     assert [m.step for m in result.milestones] == [10, 20]
 
@@ -173,9 +218,35 @@ def test_torch_uses_the_slots_threads_and_then_as_many_as_before(
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_worker_with_more_threads_trains_one_task_at_a_time_where_asked(
+    task: SeedTask, exclusive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = training.current_slot()
+    monkeypatch.setattr(training, "current_slot", lambda: slot)
+    held = []
+
+    def train(config: dict[str, Any], context: SeedContext) -> Any:
+        held.append(slot.lock.locked())
+        raise ValueError
+
+    run(replace(task, exclusive=exclusive), train)
+    assert held == [exclusive]
+    assert not slot.lock.locked()
+
+
+def test_an_interrupt_is_no_fault_of_the_seed(task: SeedTask) -> None:
+    def train(config: dict[str, Any], context: SeedContext) -> Any:
+        raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        run(task, train)
+    assert torch.get_num_threads() == before
+
+
 def test_the_seeds_of_a_batch_come_in_order_and_as_if_alone(task: SeedTask) -> None:
-    config = {"net_arch": [8], "batch_size": 4, "learning_starts": 10, "num_sample_w": 2}
-    task = replace(task, algo="envelope", config=config, seeds=(5, 6), total_timesteps=40)
+    task = replace(task, algo="envelope", config=TINY, seeds=(5, 6), total_timesteps=40)
 
     results = train_seeds(task)
 
@@ -186,6 +257,106 @@ def test_the_seeds_of_a_batch_come_in_order_and_as_if_alone(task: SeedTask) -> N
         [alone] = train_seeds(replace(task, seeds=(result.seed,)))
         assert alone.front is not None
         np.testing.assert_array_equal(result.front, alone.front)
+
+
+def test_seeds_of_a_function_train_one_after_the_other(task: SeedTask) -> None:
+    """The fault of one, or what it does to its configuration, is not the next one's."""
+
+    def train(config: dict[str, Any], context: SeedContext) -> Any:
+        config["x"] += 1
+        if context.seed == 2:
+            raise ValueError("seed 2")
+        return [[config["x"] + context.seed, -1.0]]
+
+    results = train_seeds(replace(task, algo=train, seeds=(1, 2, 3)))
+
+    assert [(r.seed, r.state) for r in results] == [(1, "finished"), (2, "failed"), (3, "finished")]
+    fronts = [None if r.front is None else r.front.tolist() for r in results]
+    assert fronts == [[[4.0, -1.0]], None, [[6.0, -1.0]]]
+
+
+def test_a_stop_leaves_the_seeds_that_come_after_untrained(task: SeedTask) -> None:
+    trained = []
+
+    def train(config: dict[str, Any], context: SeedContext) -> Any:
+        trained.append(context.seed)
+        request_stop("now")
+        return [[1.0, -1.0]]  # without a look at the stop: it is a result
+
+    results = train_seeds(replace(task, algo=train, seeds=(1, 2, 3)))
+
+    assert trained == [1]
+    assert [r.state for r in results] == ["finished", "stopped", "stopped"]
+
+
+def test_a_function_may_come_pickled(task: SeedTask) -> None:
+    def train(config: dict[str, Any], context: SeedContext) -> Any:
+        return [[config["x"], -1.0]]
+
+    [result] = train_seeds(replace(task, algo=cloudpickle.dumps(train)))
+    assert result.front is not None and result.front.tolist() == [[2.0, -1.0]]
+
+    [result] = train_seeds(replace(task, algo=b"no pickle"))
+    assert (result.state, result.front) == ("failed", None)
+    assert "UnpicklingError" in str(result.error)
+
+
+@pytest.mark.parametrize(("milestones", "state"), [(1, "finished"), (2, "stopped")])
+def test_a_stop_ends_a_batch_at_a_milestone_but_a_final_front_counts(
+    task: SeedTask, milestones: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Evaluator.fronts
+
+    def fronts(self: Evaluator, policies: Any) -> Any:
+        request_stop("now")
+        return original(self, policies)
+
+    monkeypatch.setattr(Evaluator, "fronts", fronts)
+    task = replace(
+        task, algo="envelope", config=TINY, seeds=(5, 6), total_timesteps=20, milestones=milestones
+    )
+
+    results = train_seeds(task)
+
+    assert [r.state for r in results] == [state] * 2
+    assert [r.front is None for r in results] == [state == "stopped"] * 2
+    step = 20 // milestones
+    assert [[m.step for m in r.milestones] for r in results] == [[step]] * 2
+    assert [r.steps for r in results] == [step] * 2
+
+
+def test_an_agent_is_measured_as_the_study_says(
+    task: SeedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Discount and episodes are the study's, whatever the agent's own; early fronts are coarse."""
+    made, counts = [], []
+
+    class Noting(Evaluator):
+        def __init__(self, env_id: str, seeds: Sequence[int], **options: Any) -> None:
+            made.append((env_id, seeds, options))
+            super().__init__(env_id, seeds, **options)
+
+        def fronts(self, policies: Any) -> list[np.ndarray]:
+            counts.append(list(policies.counts))
+            return super().fronts(policies)
+
+    monkeypatch.setattr(training, "Evaluator", Noting)
+    config = {**TINY, "gamma": 0.5}
+    task = replace(task, algo="envelope", config=config, total_timesteps=9, milestones=3)
+    task = replace(task, num_eval_weights=15, num_eval_episodes=2)
+
+    [result] = train_seeds(task)
+
+    assert made == [(task.env_id, (7,), {"gamma": 0.98, "num_episodes": 2})]
+    assert counts == [[3], [3], [15]]
+    assert [m.step for m in result.milestones] == [3, 6, 9]
+    assert (result.eval_gamma, result.ref_point) == (0.98, (0.0, -50.0))
+
+
+def test_a_mistake_in_the_configuration_fails_all_seeds_of_a_batch(task: SeedTask) -> None:
+    results = train_seeds(replace(task, algo="envelope", config={"tau": 7}, seeds=(5, 6)))
+    assert [r.state for r in results] == ["failed"] * 2
+    assert all(str(r.error).startswith("UsageError: envelope: tau = 7") for r in results)
 
 
 @pytest.mark.parametrize(
