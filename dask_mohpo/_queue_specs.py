@@ -18,6 +18,7 @@ __all__ = ["KEYS", "QueueSpec", "check_count", "read_certificates", "read_queue"
 SECURITY_KEYS = ("ca_file", "cert", "key")
 SCALE_KEYS = ("jobs", "workers", "gpus")
 ADAPT_KEYS = ("minimum_jobs", "maximum_jobs")
+PRELOAD = "dask_mohpo.preload"
 LOG_DIRECTORY = "dask-mohpo-logs"
 WORKER_ARGS = ("--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
 """A slot is one thread; what fills its memory is training, which cannot be spilled or paused."""
@@ -94,6 +95,8 @@ def read_queue(kind: str, values: dict[str, Any], source: str) -> QueueSpec:
         *WORKER_ARGS,
         "--resources",
         f"{resource}=1",
+        "--preload",
+        PRELOAD,
     ]
     options["job_script_prologue"] = [*options.get("job_script_prologue", []), *_exports(threads)]
     options.setdefault("job_name", "dask-mohpo")

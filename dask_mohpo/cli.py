@@ -131,6 +131,12 @@ def _add_run(commands: Any) -> None:
     option("--n-trials", "--sweep-count", type=int, help="trials in all (default: 100)")
     option("--num-seeds", type=int, help="seeds per trial (default: 3)")
     option("--seed", type=int, help="the first seed (default: 10)")
+    option(
+        "--seeds-per-task",
+        type=lambda text: int(text) if text.isdigit() else text,
+        help="seeds of a trial that train as one batch in one slot, or auto (default: 1)",
+    )
+    option("--trials-per-task", type=int, help="trials that may share such a batch (default: 1)")
     option("--total-timesteps", type=int, help="steps per seed (default: 50000)")
     option("--num-workers", type=int, help="worker processes on this machine")
     option("--devices", nargs="+", help="their torch devices, such as cuda:0 cuda:1")

@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster, Security
 from distributed.deploy import Cluster
 
 from dask_mohpo import _queues
+from dask_mohpo._queue_specs import PRELOAD
 from dask_mohpo.devices import SlotPlugin
 from dask_mohpo.errors import ClusterError, UsageError
 from dask_mohpo.jobs import JobKeeper, kept_class
@@ -160,6 +161,7 @@ def _open_local(spec: LocalSpec) -> LocalCluster:
             resources={"GPU": 1} if gpus else None,
             # what fills a worker's memory is the training, which cannot be spilled or paused
             memory_limit=0,
+            preload=[PRELOAD],
             dashboard_address=_dashboard_address(spec.dashboard_address),
         )
     _tell_workers(cluster, SlotPlugin(spec.devices, spec.threads, spec.num_workers))

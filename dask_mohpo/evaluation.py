@@ -51,23 +51,30 @@ class Evaluator:
         self._envs.grow(num_learners * width)
 
         obs = np.zeros((num_learners, width, self._envs.obs_dim), np.float32)
+        starts = [[episode_seed(s, EVALUATION, e) for e in range(episodes)] for s in self._seeds]
         for s, n in zip(*np.nonzero(alive), strict=True):
-            seed = episode_seed(self._seeds[s], EVALUATION, n % episodes)
-            obs[s, n] = self._envs.reset(s * width + n, seed)
-        totals = np.zeros((num_learners, width, self._envs.num_objectives))
+            obs[s, n] = self._envs.reset(s * width + n, starts[s][n % episodes])
+        objectives = self._envs.num_objectives
+        totals = np.zeros((num_learners * width, objectives))
+        first_copy = np.arange(num_learners)[:, None] * width
         actor = policies.start(policy)
         rows = np.broadcast_to(np.arange(width), (num_learners, width))
         discount = 1.0
         while True:
             actions = actor.act(obs)
-            rewards = np.zeros((*rows.shape, self._envs.num_objectives))
-            for s, m in zip(*np.nonzero(alive), strict=True):
-                index = s * width + rows[s, m]
-                obs[s, m], rewards[s, m], terminated, truncated = self._envs.step(
-                    index, actions[s, m]
-                )
-                totals[s, rows[s, m]] += discount * rewards[s, m]
-                alive[s, m] = not (terminated or truncated)
+            rewards = np.zeros((*rows.shape, objectives))
+            running = np.flatnonzero(alive)
+            copies = (first_copy + rows).ravel()[running]
+            by_row = rewards.reshape(alive.size, objectives)
+            terminated, truncated = self._envs.step(
+                copies.tolist(),
+                actions.reshape(alive.size, *actions.shape[2:]),
+                obs.reshape(alive.size, -1),
+                by_row,
+                running.tolist(),
+            )
+            totals[copies] += discount * by_row[running]
+            alive = alive & ~(terminated | truncated).reshape(alive.shape)
             if not alive.any():
                 break
             actor.observe(rewards)
@@ -81,8 +88,8 @@ class Evaluator:
                 alive = np.take_along_axis(alive, kept, axis=1)
                 rows = np.take_along_axis(rows, kept, axis=1)
         return [
-            totals[s, : counts[s] * episodes].reshape(counts[s], episodes, -1)
-            for s in range(num_learners)
+            part[: count * episodes].reshape(count, episodes, objectives)
+            for part, count in zip(np.split(totals, num_learners), counts, strict=True)
         ]
 
     def close(self) -> None:

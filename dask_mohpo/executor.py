@@ -8,12 +8,11 @@ seed of an older trial to put there.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +25,11 @@ from dask_mohpo._process import Interrupts, short_switch_interval
 from dask_mohpo.errors import ClusterError, StudyFailedError
 from dask_mohpo.jobs import JobKeeper
 from dask_mohpo.objectives import seed_value, trial_value
-from dask_mohpo.records import SeedResult, SeedTask
+from dask_mohpo.records import SeedResult, SeedRun, SeedTask
 from dask_mohpo.slots import Slots
 from dask_mohpo.tally import Snapshot, Tally
 from dask_mohpo.training import checkpoint_path, request_stop, train_seeds
+from dask_mohpo.waiting import Waiting, WaitingSeeds
 
 __all__ = ["Executor", "Plan"]
 
@@ -46,7 +46,8 @@ class Plan:
 
     n_trials: int
     seeds: tuple[int, ...]
-    seeds_per_task: int
+    seeds_per_task: int | str
+    trials_per_task: int
     seed_retries: int
     max_failures: int
     aggregate: str
@@ -62,21 +63,14 @@ class _OpenTrial:
 
     trial: optuna.Trial
     config: dict[str, Any]
+    batch_key: Hashable = None
+    """Trials with equal keys can train in one batch; None: with no other."""
     values: dict[int, float | None] = field(default_factory=dict)
     """Seed → its value, None for a seed that failed for good."""
     running: int = 0
     doomed: bool = False
     """A seed failed and so the trial will: no more seeds are started."""
     error: str = ""
-
-
-@dataclass(order=True)
-class _Waiting:
-    """Seeds of a trial that wait for a slot; ordered by age of the trial."""
-
-    trial: int
-    seeds: tuple[int, ...]
-    attempt: int
 
 
 async def _stop_here(session: str) -> None:
@@ -93,7 +87,9 @@ class Executor:
     study : to ask and to tell.
     plan : what to run.
     suggest : Optuna trial → configuration.
-    make_task : (trial number, configuration, seeds, attempt, session) → seed task.
+    batch_key : configuration → key; trials with equal keys can train in one batch, those whose key
+        is None with no other.
+    make_task : (seeds with their configurations, session) → seed task.
     callbacks : called with (study, finished trial) after each trial, as Optuna calls its own.
     on_change : called with a `Snapshot` now and then.
     keeper : of the cluster's jobs, if it has any.
@@ -106,7 +102,8 @@ class Executor:
         plan: Plan,
         *,
         suggest: Callable[[optuna.Trial], dict[str, Any]],
-        make_task: Callable[[int, dict[str, Any], tuple[int, ...], int, str], SeedTask],
+        make_task: Callable[[tuple[SeedRun, ...], str], SeedTask],
+        batch_key: Callable[[dict[str, Any]], Hashable] = lambda config: None,
         callbacks: Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = (),
         on_change: Callable[[Snapshot], None] | None = None,
         keeper: JobKeeper | None = None,
@@ -119,6 +116,7 @@ class Executor:
         self._plan = plan
         self._suggest = suggest
         self._make_task = make_task
+        self._batch_key = batch_key
         self._callbacks = callbacks
         self._on_change = on_change
         self._keeper = keeper
@@ -128,7 +126,7 @@ class Executor:
         self._adrift: list[Future] = []
         """Finished on a worker that was gone when the driver looked."""
         self._open: dict[int, _OpenTrial] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting = WaitingSeeds(plan.seeds_per_task, plan.trials_per_task)
         self._moves = 0
         self._began = time.monotonic()
         self._stopped_seconds = 0.0
@@ -244,7 +242,7 @@ class Executor:
             config = self._configure(trial)
             if config is None:
                 return
-        opened = self._open[trial.number] = _OpenTrial(trial, config)
+        opened = self._open[trial.number] = _OpenTrial(trial, config, self._batch_key(config))
         attempts: dict[int, int] = {}
         for result in ledger.trial_results(frozen):
             if result.state == "finished" or result.attempt >= self._plan.seed_retries:
@@ -252,19 +250,20 @@ class Executor:
             else:
                 attempts[result.seed] = result.attempt + 1
         fresh = [s for s in self._plan.seeds if s not in opened.values and s not in attempts]
-        self._queue(trial.number, fresh)
+        self._queue(opened, fresh)
         for seed, attempt in attempts.items():
-            heapq.heappush(self._waiting, _Waiting(trial.number, (seed,), attempt))
+            self._waiting.add(trial.number, (seed,), attempt, None)
         self._conclude_if_over(trial.number)
 
     def _ask(self) -> None:
         self.open_at_ask.append(len(self._open))
-        trial = self._study.ask()
-        self._tally.asked += 1
-        config = self._configure(trial)
+        with ledger.together(self._study):
+            trial = self._study.ask()
+            self._tally.asked += 1
+            config = self._configure(trial)
         if config is not None:
-            self._open[trial.number] = _OpenTrial(trial, config)
-            self._queue(trial.number, self._plan.seeds)
+            opened = self._open[trial.number] = _OpenTrial(trial, config, self._batch_key(config))
+            self._queue(opened, self._plan.seeds)
 
     def _configure(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """The trial's configuration, stored; None where the search space itself failed."""
@@ -278,27 +277,29 @@ class Executor:
         ledger.record_config(trial, config)
         return config
 
-    def _queue(self, number: int, seeds: Sequence[int]) -> None:
-        size = self._plan.seeds_per_task
-        for start in range(0, len(seeds), size):
-            task = _Waiting(number, tuple(seeds[start : start + size]), 0)
-            heapq.heappush(self._waiting, task)
+    def _queue(self, opened: _OpenTrial, seeds: Sequence[int]) -> None:
+        number, slots = opened.trial.number, self._slots.total
+        self._waiting.add_trial(number, seeds, opened.batch_key, self._to_ask, slots)
+
+    @property
+    def _to_ask(self) -> int:
+        return max(0, self._plan.n_trials - self._tally.asked)
 
     def _remaining(self) -> bool:
         """Whether anything is left to train."""
-        return bool(self._waiting or self._open or self._tally.asked < self._plan.n_trials)
+        return bool(self._waiting or self._open or self._to_ask)
 
-    def _next_waiting(self, *, ask: bool) -> _Waiting | None:
-        while self._waiting:
-            entry = heapq.heappop(self._waiting)
-            opened = self._open.get(entry.trial)
-            if opened is not None and not opened.doomed:
-                return entry
-        while ask and self._tally.asked < self._plan.n_trials:
+    def _is_open(self, trial: int) -> bool:
+        opened = self._open.get(trial)
+        return opened is not None and not opened.doomed
+
+    def _next_waiting(self, *, ask: bool) -> list[Waiting]:
+        """What makes up the next task; empty: nothing, or nothing without asking."""
+        if not ask and self._to_ask and self._waiting.wants_more(self._is_open):
+            return []
+        while self._to_ask and self._waiting.wants_more(self._is_open):
             self._ask()
-            if self._waiting:
-                return heapq.heappop(self._waiting)
-        return None
+        return self._waiting.pop(self._is_open)
 
     def _fill(self, *, ask: bool = True) -> None:
         """Give every free slot a seed task, then queue the look-ahead."""
@@ -306,10 +307,10 @@ class Executor:
             address = self._slots.idle() or self._look_ahead()
             if address is None:
                 return
-            entry = self._next_waiting(ask=ask)
-            if entry is None:
+            entries = self._next_waiting(ask=ask)
+            if not entries:
                 return
-            self._submit(entry, address)
+            self._submit(entries, address)
 
     def _look_ahead(self) -> str | None:
         """Where a seed task should wait behind another; None: nowhere.
@@ -321,22 +322,31 @@ class Executor:
 
     def _unplaced(self) -> int:
         """Seed tasks that are still to be given to a slot."""
-        to_ask = max(0, self._plan.n_trials - self._tally.asked) * len(self._plan.seeds)
-        return len(self._waiting) + -(-to_ask // self._plan.seeds_per_task)
+        return self._waiting.num_tasks(self._to_ask, len(self._plan.seeds), self._slots.total)
 
-    def _submit(self, entry: _Waiting, address: str) -> None:
-        opened = self._open[entry.trial]
-        task = self._make_task(entry.trial, opened.config, entry.seeds, entry.attempt, self.session)
+    def _submit(self, entries: Sequence[Waiting], address: str) -> None:
+        runs = tuple(
+            SeedRun(
+                trial=entry.trial,
+                seed=seed,
+                attempt=entry.attempt,
+                config=self._open[entry.trial].config,
+            )
+            for entry in entries
+            for seed in entry.seeds
+        )
+        task = self._make_task(runs, self.session)
         future = self._client.submit(
             train_seeds,
             task,
             key=task.key if not self._moves else f"{task.key}-{self._moves}",
             workers=[address],
             resources=dict(self._plan.resources) or None,
-            priority=-entry.trial,
+            priority=-task.trials[0],
             pure=False,
         )
-        opened.running += 1
+        for trial in task.trials:
+            self._open[trial].running += 1
         self._in_flight[future] = task
         self._slots.give(address, future)
         self._done.add(future)
@@ -353,26 +363,28 @@ class Executor:
         # Dask sends that at once, and what follows within 10 ms only after these.
         self._fill(ask=False)
         future.release()
-        opened = self._open[task.trial]
-        opened.running -= 1
-        if status == "finished":
-            for result in outcome:
-                self._absorb(opened, task, result)
-        elif status == "cancelled":
+        if status == "cancelled":
             self._requeue(task)
-        else:
-            error = outcome[1] if isinstance(outcome, tuple) else outcome
-            self._absorb_loss(opened, task, error)
-        self._conclude_if_over(task.trial)
+            self._conclude(task)
+            return
+        with ledger.together(self._study):
+            if status == "finished":
+                for result in outcome:
+                    self._absorb(task, result)
+            else:
+                error = outcome[1] if isinstance(outcome, tuple) else outcome
+                self._absorb_loss(task, error)
+        self._conclude(task)
 
-    def _absorb(self, opened: _OpenTrial, task: SeedTask, result: SeedResult) -> None:
+    def _absorb(self, task: SeedTask, result: SeedResult) -> None:
         """Store one seed's result; try the seed again where it failed."""
+        opened = self._open[result.trial]
         if result.state == "stopped":
             self._stopped_seconds += result.wall_seconds
             return
         ledger.record_result(opened.trial, result)
         if result.state == "finished":
-            checkpoint_path(task.checkpoint_dir, task.trial, result.seed).unlink(missing_ok=True)
+            checkpoint_path(task.checkpoint_dir, result.trial, result.seed).unlink(missing_ok=True)
         elif result.attempt < self._plan.seed_retries:
             logger.warning(
                 "trial %d, seed %d failed and is tried again (%d of %d): %s",
@@ -382,19 +394,18 @@ class Executor:
                 self._plan.seed_retries,
                 result.error,
             )
-            again = _Waiting(result.trial, (result.seed,), result.attempt + 1)
-            heapq.heappush(self._waiting, again)
+            self._waiting.add(result.trial, (result.seed,), result.attempt + 1, None)
             return
         self._settle(opened, result)
 
-    def _absorb_loss(self, opened: _OpenTrial, task: SeedTask, error: object) -> None:
+    def _absorb_loss(self, task: SeedTask, error: object) -> None:
         """A task that gave no result: its process died, or it could not even be started."""
         reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
-        for seed in task.seeds:
+        for run in task.runs:
             result = SeedResult(
-                trial=task.trial,
-                seed=seed,
-                attempt=task.attempt,
+                trial=run.trial,
+                seed=run.seed,
+                attempt=run.attempt,
                 state="failed",
                 front=None,
                 ref_point=task.ref_point,
@@ -405,7 +416,7 @@ class Executor:
                 if isinstance(error, Exception)
                 else reason,
             )
-            self._absorb(opened, task, result)
+            self._absorb(task, result)
 
     def _settle(self, opened: _OpenTrial, result: SeedResult) -> None:
         """The last word on a seed."""
@@ -429,6 +440,13 @@ class Executor:
                 seconds,
                 walltime,
             )
+
+    def _conclude(self, task: SeedTask) -> None:
+        """The task is over; tell the trials that are over with it."""
+        for trial in task.trials:
+            self._open[trial].running -= 1
+        for trial in task.trials:
+            self._conclude_if_over(trial)
 
     def _conclude_if_over(self, number: int) -> None:
         opened = self._open[number]
@@ -458,8 +476,10 @@ class Executor:
 
     def _requeue(self, task: SeedTask) -> None:
         self._moves += 1
-        entry = _Waiting(task.trial, task.seeds, task.attempt)
-        heapq.heappush(self._waiting, entry)
+        for trial in task.trials:
+            runs = [run for run in task.runs if run.trial == trial]
+            seeds, key = tuple(run.seed for run in runs), self._open[trial].batch_key
+            self._waiting.add(trial, seeds, runs[0].attempt, key)
 
     def _move_lost(self, lost: Sequence[tuple[Future, bool]]) -> None:
         """Deal with the seed tasks of workers that are gone.
@@ -479,14 +499,12 @@ class Executor:
                 continue
             del self._in_flight[future]
             future.cancel()
-            opened = self._open[task.trial]
-            opened.running -= 1
             if may_have_run:
                 error = ClusterError("the worker process died while it trained this seed")
-                self._absorb_loss(opened, task, error)
+                self._absorb_loss(task, error)
             else:
                 self._requeue(task)
-            self._conclude_if_over(task.trial)
+            self._conclude(task)
 
     # --- stopping and telling -------------------------------------------------------------
 

@@ -6,6 +6,7 @@ any Optuna storage will do.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import optuna
 import yaml
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from dask_mohpo.errors import ResumeError, StudyNotFoundError, UsageError
+from dask_mohpo.journal import GroupingJournalStorage
 from dask_mohpo.records import SeedResult
 from dask_mohpo.space import incompatible
 
@@ -39,6 +40,7 @@ __all__ = [
     "record_usage",
     "seed_results",
     "stored_config",
+    "together",
     "trial_results",
     "usage",
 ]
@@ -131,11 +133,11 @@ def open_storage(storage: str | BaseStorage | None, folder: Path) -> BaseStorage
         ) from error
 
 
-def _open_journal(path: Path) -> JournalStorage:
+def _open_journal(path: Path) -> GroupingJournalStorage:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_journal(path)
-        return JournalStorage(JournalFileBackend(str(path)))
+        return GroupingJournalStorage(path)
     except OSError as error:
         raise UsageError(f"storage 'journal:{path}' cannot be opened: {error}") from error
 
@@ -274,6 +276,17 @@ def read_settings(study: optuna.Study) -> Settings:
     if stored is None:
         raise UsageError(f"study {study.study_name!r} was not made by dask_mohpo.")
     return Settings.from_json(stored)
+
+
+def together(study: optuna.Study) -> contextlib.AbstractContextManager[None]:
+    """What is stored in this block reaches the disk at its end, in one piece where that is quicker.
+
+    So it does for a study that `open_study` or `load_study` opened with a journal.
+    """
+    storage = study._storage
+    if isinstance(storage, GroupingJournalStorage):
+        return storage.together()
+    return contextlib.nullcontext()
 
 
 def record_config(trial: optuna.Trial, config: Mapping[str, Any]) -> None:

@@ -8,27 +8,35 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Milestone", "SeedResult", "SeedTask", "Trainable"]
+__all__ = ["Milestone", "SeedResult", "SeedRun", "SeedTask", "Trainable"]
 
 Trainable = str | Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeedRun:
+    """One seed of one trial: what one learner trains."""
+
+    trial: int
+    seed: int
+    attempt: int
+    """0 for the first try of this seed, one more for each retry."""
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SeedTask:
-    """The training of one configuration with one or more seeds in one Dask task."""
+    """The training of one or more seeds, of one trial or of several, in one Dask task."""
 
     study: str
-    trial: int
-    seeds: tuple[int, ...]
-    attempt: int
-    """0 for the first try of these seeds, one more for each retry."""
+    runs: tuple[SeedRun, ...]
+    """With several trials: of an algorithm that trains them in one batch."""
     session: str
     """Names one run of the driver; keeps the Dask keys of two runs of one study apart."""
     algo: Trainable | bytes
     """A name, a function, or a function pickled: what cannot be unpickled on a worker would end it,
     were it unpickled by Dask."""
     env_id: str
-    config: Mapping[str, Any]
     total_timesteps: int
     ref_point: tuple[float, ...]
     eval_gamma: float
@@ -40,10 +48,19 @@ class SeedTask:
     """True where the worker must train one seed task at a time although it has more threads."""
 
     @property
+    def trials(self) -> list[int]:
+        """Numbers of its trials, the oldest first."""
+        return sorted({run.trial for run in self.runs})
+
+    @property
     def key(self) -> str:
         """The Dask key; unique for every try of every seed of every run of the driver."""
-        seeds = "+".join(map(str, self.seeds))
-        return f"{self.study}-trial{self.trial}-seed{seeds}-attempt{self.attempt}-{self.session}"
+        parts = []
+        for trial in self.trials:
+            runs = [run for run in self.runs if run.trial == trial]
+            seeds = "+".join(str(run.seed) for run in runs)
+            parts.append(f"trial{trial}-seed{seeds}-attempt{runs[0].attempt}")
+        return f"{self.study}-{'-'.join(parts)}-{self.session}"
 
 
 @dataclass(frozen=True, kw_only=True)

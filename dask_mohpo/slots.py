@@ -79,6 +79,11 @@ class Slots:
         self._slots_of: dict[str, int] = {}  # of all that were ever given one and are there
         self._given: dict[str, list[Future]] = {}
         self._where: dict[Future, str] = {}
+        # Of the workers that take new tasks, kept up to date at every change:
+        self._free: dict[str, None] = {}  # have a free slot
+        self._full: dict[str, None] = {}  # are busy and have nothing queued; for longest first
+        self._busy: dict[str, int] = {}  # slots that have something to do
+        self._total = self._total_busy = 0
         self._keeper = keeper
         self._names: dict[str, str] = {}
         self._fixed = keeper is None and not _more_expected(client)
@@ -87,12 +92,12 @@ class Slots:
     @property
     def total(self) -> int:
         """Slots that there are now."""
-        return sum(self._capacity.values())
+        return self._total
 
     @property
     def busy(self) -> int:
         """Slots that have something to do, as far as the driver knows."""
-        return sum(min(len(self._given[a]), n) for a, n in self._capacity.items())
+        return self._total_busy
 
     def refresh(self) -> list[tuple[Future, bool]]:
         """Look which workers there are.
@@ -122,7 +127,11 @@ class Slots:
         for address, slots in capacity.items():
             self._given.setdefault(address, [])
             self._slots_of[address] = slots
-        self._capacity = capacity
+        before, self._capacity = self._capacity, capacity
+        self._total = sum(capacity.values())
+        for address in before | capacity:
+            if before.get(address) != capacity.get(address):
+                self._note(address)
         if capacity or (self._keeper is not None and self._keeper.pending):
             self._last_seen, self._fixed = now, False
         elif self._fixed or now - self._last_seen >= self._timeout:
@@ -147,35 +156,50 @@ class Slots:
 
     def idle(self) -> str | None:
         """The address of a worker with a free slot, the least loaded; None: all are busy."""
-        free = [(len(self._given[a]) / n, a) for a, n in self._capacity.items()]
-        load, address = min(free, default=(1.0, ""))
-        return address if load < 1 else None
+        loads = ((len(self._given[a]) / self._capacity[a], a) for a in self._free)
+        least, best = 1.0, None
+        for load, address in loads:
+            if load == 0:
+                return address
+            if load < least:
+                least, best = load, address
+        return best
 
     def next_in_line(self) -> str | None:
         """A worker that is busy, with nothing queued, the one busy for longest.
 
         None where half of the slots (at least one) have a seed task queued already.
         """
-        queued = len(self._where) - self.busy
+        queued = len(self._where) - self._total_busy
         if queued >= max(1, self.total // 2):
             return None
-        started = {future: place for place, future in enumerate(self._where)}
-        candidates = [
-            (started[self._given[a][0]], a)
-            for a, n in self._capacity.items()
-            if len(self._given[a]) == n
-        ]
-        return min(candidates)[1] if candidates else None
+        return next(iter(self._full), None)
 
     def give(self, address: str, future: Future) -> None:
         self._given[address].append(future)
         self._where[future] = address
+        self._note(address)
 
     def take_back(self, future: Future) -> None:
         """The future is done."""
         address = self._where.pop(future, None)
         if address is not None:
             self._given[address].remove(future)
+            self._note(address)
+
+    def _note(self, address: str) -> None:
+        """What a worker has been given, or its number of slots, has changed."""
+        slots, given = self._capacity.get(address, 0), len(self._given.get(address, ()))
+        self._free.pop(address, None)
+        self._full.pop(address, None)
+        if given < slots:
+            self._free[address] = None
+        elif given == slots > 0:
+            self._full[address] = None
+        busy = min(given, slots)
+        self._total_busy += busy - self._busy.pop(address, 0)
+        if busy:
+            self._busy[address] = busy
 
 
 def _more_expected(client: Client) -> bool:

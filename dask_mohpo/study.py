@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from dask_mohpo.errors import UsageError
 from dask_mohpo.executor import Executor, Plan
 from dask_mohpo.objectives import AGGREGATES, FAILED_SEEDS, OBJECTIVES, check_choice
 from dask_mohpo.progress import Progress
-from dask_mohpo.records import SeedTask, Trainable
+from dask_mohpo.records import SeedRun, SeedTask, Trainable
 from dask_mohpo.slots import choose_resources
 from dask_mohpo.space import SearchSpace, check_config_names
 from dask_mohpo.training import resolve_function
+from dask_mohpo.waiting import AUTO
 
 __all__ = ["run_study"]
 
@@ -57,7 +58,8 @@ def run_study(
     n_trials: int = 100,
     num_seeds: int = 3,
     seed: int = 10,
-    seeds_per_task: int = 1,
+    seeds_per_task: int | str = 1,
+    trials_per_task: int = 1,
     train_hyperparams: Mapping[str, Any] | None = None,
     cluster: Mapping[str, Any] | str | os.PathLike[str] | Cluster | Client | None = None,
     num_workers: int | None = None,
@@ -97,7 +99,12 @@ def run_study(
     total_timesteps : training budget of each seed, in environment steps.
     n_trials : trials of the study in all, those of earlier calls included.
     num_seeds, seed : each trial is trained with the seeds ``seed … seed + num_seeds - 1``.
-    seeds_per_task : how many seeds train as one batch in one slot.
+    seeds_per_task : how many seeds of a trial train as one batch in one slot; ``"auto"``: all of
+        them, but fewer where slots would be left without work.
+    trials_per_task : how many trials may share such a batch. Of the built-in algorithms, those
+        trials share one that agree in the hyperparameters that shape it (for instance net_arch and
+        batch_size; ``SHARED`` of the algorithm's `Config`), so fix these in `train_hyperparams`.
+        More than 1 asks the sampler for as many trials at a time.
     train_hyperparams : fixed values; they win over the search space.
     cluster : None for this machine; a spec for `open_cluster`: a mapping, a YAML file or the name
         of a shipped one, such as ``"slurm-4gpu"``; a Dask cluster or client, which is not closed;
@@ -146,12 +153,15 @@ def run_study(
         total_timesteps=total_timesteps,
         n_trials=n_trials,
         num_seeds=num_seeds,
-        seeds_per_task=seeds_per_task,
+        trials_per_task=trials_per_task,
         num_eval_weights=num_eval_weights,
         milestones=milestones,
         max_failures=max_failures,
-        **({} if num_eval_episodes is None else {"num_eval_episodes": num_eval_episodes}),
     )
+    if num_eval_episodes is not None:
+        _check_counts(num_eval_episodes=num_eval_episodes)
+    if seeds_per_task != AUTO:
+        _check_counts(seeds_per_task=seeds_per_task, hint=f", or {AUTO!r}")
     _check_counts(minimum=0, seed=seed, seed_retries=seed_retries)
     _check_seconds(timeout=timeout, worker_timeout=worker_timeout)
     check_choice("objective", objectives, OBJECTIVES)
@@ -162,6 +172,11 @@ def run_study(
     target = read_target(cluster, num_workers=num_workers, devices=devices)
     env = describe(env_id, ref_point=ref_point, eval_gamma=eval_gamma)
     problem = _Problem.read(algo, env, search_space, train_hyperparams or {})
+    if problem.algorithm is None and trials_per_task > 1:
+        raise UsageError(
+            f"trials_per_task = {trials_per_task} is not valid for an algorithm of your own; only "
+            "the built-in ones train several trials as one batch."
+        )
     name = _study_name(study_name, problem.algo_name, env_id)
     folder = Path(run_dir).resolve() / name
     seeds = tuple(range(seed, seed + num_seeds))
@@ -182,6 +197,8 @@ def run_study(
         search_space=problem.space.describe(),
     )
     default_params = problem.default_params() if problem.algorithm is not None else None
+    if problem.algorithm is None and seeds_per_task == AUTO:
+        seeds_per_task = 1  # a function trains its seeds one after the other
     study, existed = ledger.open_study(name, folder, storage, settings, sampler)
     _prepare_sampler(study, sampler, seed, existed)
     if not study.get_trials(deepcopy=False) and default_params is not None:
@@ -190,18 +207,13 @@ def run_study(
         logger.info("study %s has its %d trials already", name, n_trials)
         return study
 
-    def make_task(
-        number: int, config: dict[str, Any], some: tuple[int, ...], attempt: int, session: str
-    ) -> SeedTask:
+    def make_task(runs: tuple[SeedRun, ...], session: str) -> SeedTask:
         return SeedTask(
             study=name,
-            trial=number,
-            seeds=some,
-            attempt=attempt,
+            runs=runs,
             session=session,
             algo=problem.payload,
             env_id=env_id,
-            config=config,
             total_timesteps=total_timesteps,
             ref_point=env.ref_point,
             eval_gamma=env.eval_gamma,
@@ -222,6 +234,7 @@ def run_study(
             n_trials=n_trials,
             seeds=seeds,
             seeds_per_task=seeds_per_task,
+            trials_per_task=trials_per_task,
             seed_retries=seed_retries,
             max_failures=max_failures,
             aggregate=aggregate,
@@ -236,6 +249,7 @@ def run_study(
             plan,
             suggest=problem.suggest,
             make_task=make_task,
+            batch_key=problem.batch_key,
             callbacks=callbacks,
             on_change=line.update,
             keeper=keeper_of(client),
@@ -301,6 +315,12 @@ class _Problem:
         self._check(config)
         return config
 
+    def batch_key(self, config: dict[str, Any]) -> Hashable:
+        """Trials whose keys are equal can train in one batch; None: with no other."""
+        if self.algorithm is None:
+            return None
+        return self.algorithm.config.from_mapping(config).batch_key()
+
     def default_params(self) -> dict[str, Any]:
         """Optuna's parameters of trial 0: the defaults, as near as the space allows."""
         assert self.algorithm is not None
@@ -354,10 +374,10 @@ def _json_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def _check_counts(minimum: int = 1, **counts: int) -> None:
+def _check_counts(minimum: int = 1, hint: str = "", **counts: int | str) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise UsageError(f"{name} = {value!r} is not valid; give an integer ≥ {minimum}.")
+            raise UsageError(f"{name} = {value!r} is not valid; give an integer ≥ {minimum}{hint}.")
 
 
 def _check_seconds(**seconds: float | None) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from dask_mohpo.errors import FrontError, UsageError
 from dask_mohpo.evaluation import Evaluator
 from dask_mohpo.fronts import non_dominated, validate_front
 from dask_mohpo.indicators import hypervolume
-from dask_mohpo.records import Milestone, SeedResult, SeedTask
+from dask_mohpo.records import Milestone, SeedResult, SeedRun, SeedTask
 
 __all__ = ["SeedContext", "checkpoint_path", "request_stop", "resolve_function", "train_seeds"]
 
@@ -54,15 +55,15 @@ class SeedContext:
     resume : the same path where an earlier, interrupted try saved something, else None.
     """
 
-    def __init__(self, task: SeedTask, seed: int, slot: Slot) -> None:
-        self.seed = seed
+    def __init__(self, task: SeedTask, run: SeedRun, slot: Slot) -> None:
+        self.seed = run.seed
         self.device = slot.device
         self.threads = slot.threads
         self.env_id = task.env_id
         self.total_timesteps = task.total_timesteps
         self.ref_point = task.ref_point
         self.eval_gamma = task.eval_gamma
-        self.checkpoint = checkpoint_path(task.checkpoint_dir, task.trial, seed)
+        self.checkpoint = checkpoint_path(task.checkpoint_dir, run.trial, run.seed)
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         self.resume = self.checkpoint if self.checkpoint.exists() else None
         self._session = task.session
@@ -145,11 +146,11 @@ def resolve_function(name: str) -> Callable[..., Any]:
 
 
 def train_seeds(task: SeedTask) -> list[SeedResult]:
-    """Train the task's configuration with each of its seeds, on the slot that this worker is.
+    """Train the task's seeds, on the slot that this worker is.
 
     Parameters
     ----------
-    task : configuration, seeds, budget, and how to evaluate.
+    task : seeds with their configurations, budget, and how to evaluate.
 
     Returns
     -------
@@ -159,39 +160,53 @@ def train_seeds(task: SeedTask) -> list[SeedResult]:
     slot = current_slot()
     with slot.lock if task.exclusive else contextlib.nullcontext(), _threads(slot):
         if not isinstance(task.algo, str) or ":" in task.algo:
-            return [r for seed in task.seeds for r in _run(task, slot, (seed,), _train_function)]
-        return _run(task, slot, task.seeds, _train_agent)
+            return [r for run in task.runs for r in _run(task, slot, (run,), _train_function)]
+        return _run(task, slot, task.runs, _train_agent)
 
 
-def _train_function(task: SeedTask, contexts: Sequence[SeedContext]) -> list[Any]:
+def _train_function(
+    task: SeedTask, runs: Sequence[SeedRun], contexts: Sequence[SeedContext]
+) -> list[Any]:
     if isinstance(task.algo, bytes):
         train = cloudpickle.loads(task.algo)
     else:
         train = task.algo if callable(task.algo) else resolve_function(task.algo)
-    return [train(dict(task.config), context) for context in contexts]
+    return [train(dict(run.config), c) for run, c in zip(runs, contexts, strict=True)]
 
 
-def _train_agent(task: SeedTask, contexts: Sequence[SeedContext]) -> list[Any]:
+def _train_agent(
+    task: SeedTask, runs: Sequence[SeedRun], contexts: Sequence[SeedContext]
+) -> list[Any]:
+    """All seeds as one batch of learners."""
     assert isinstance(task.algo, str)
     algorithm = load_algorithm(task.algo)
+    seeds = [run.seed for run in runs]
     agent = algorithm.agent(
-        algorithm.config.from_mapping(task.config),
+        [algorithm.config.from_mapping(run.config) for run in runs],
         task.env_id,
-        task.seeds,
+        seeds,
         total_timesteps=task.total_timesteps,
         device=contexts[0].device,
     )
     evaluator = Evaluator(
-        task.env_id, task.seeds, gamma=task.eval_gamma, num_episodes=task.num_eval_episodes
+        task.env_id, seeds, gamma=task.eval_gamma, num_episodes=task.num_eval_episodes
     )
+    broken: dict[int, np.ndarray] = {}
     fewer = max(len(task.ref_point), task.num_eval_weights // 5)
     for k in range(1, task.milestones + 1):
         agent.train(round(task.total_timesteps * k / task.milestones))
         last = k == task.milestones
         fronts = evaluator.fronts(agent.policies(task.num_eval_weights if last else fewer))
-        for context, step, front in zip(contexts, agent.steps, fronts, strict=True):
-            with contextlib.suppress(SeedStopped):  # until all seeds of the batch have reported
-                context.report(step, front)
+        for s, (context, step) in enumerate(zip(contexts, agent.steps, strict=True)):
+            if s in broken:
+                fronts[s] = broken[s]
+                continue
+            try:
+                context.report(step, fronts[s])
+            except FrontError:  # this seed has failed; the others of the batch go on
+                broken[s] = fronts[s]
+            except SeedStopped:  # once all seeds of the batch have reported
+                continue
         # The final front is a result, also where a stop was asked for meanwhile.
         if not last and any(context._stop_seen for context in contexts):
             raise SeedStopped
@@ -204,69 +219,82 @@ def _train_agent(task: SeedTask, contexts: Sequence[SeedContext]) -> list[Any]:
 def _run(
     task: SeedTask,
     slot: Slot,
-    seeds: tuple[int, ...],
-    train: Callable[[SeedTask, Sequence[SeedContext]], list[Any]],
+    runs: tuple[SeedRun, ...],
+    train: Callable[[SeedTask, Sequence[SeedRun], Sequence[SeedContext]], list[Any]],
 ) -> list[SeedResult]:
     """Run `train` and turn whatever happens into one result per seed."""
     if task.session in _stopped_sessions:
-        return [_unfinished(task, slot, seed, "stopped") for seed in seeds]
+        return [_result(task, slot, run, _Outcome("stopped")) for run in runs]
     meter = _Meter()
-    contexts = [SeedContext(task, seed, slot) for seed in seeds]
-    state, error, trace = "finished", None, None
-    fronts: list[np.ndarray | None] = [None] * len(seeds)
+    contexts = [SeedContext(task, run, slot) for run in runs]
     try:
-        returned = train(task, contexts)
-        fronts = [non_dominated(validate_front(f, len(task.ref_point))) for f in returned]
+        fronts = train(task, runs, contexts)
         if any(context._stop_seen for context in contexts):
-            state, fronts = "stopped", [None] * len(seeds)
+            raise SeedStopped
+        outcomes = [_front_outcome(front, len(task.ref_point)) for front in fronts]
     except SeedStopped:
-        state = "stopped"
+        outcomes = [_Outcome("stopped")] * len(runs)
     except (Exception, SystemExit) as raised:
-        state, error = "failed", f"{type(raised).__name__}: {raised}"
-        trace = str(raised) if isinstance(raised, FrontError) else traceback.format_exc()
-    cost = meter.read(len(seeds))
-    unreported = task.total_timesteps if state == "finished" else 0
+        outcomes = [_failure(raised)] * len(runs)
+    cost = meter.read(len(runs))
     return [
-        SeedResult(
-            trial=task.trial,
-            seed=context.seed,
-            attempt=task.attempt,
-            state=state,
-            front=front,
-            milestones=tuple(context.milestones),
-            ref_point=task.ref_point,
-            eval_gamma=task.eval_gamma,
-            steps=context.milestones[-1].step if context.milestones else unreported,
-            worker=slot.worker,
-            host=slot.host,
-            device=slot.device,
-            gpu=slot.gpu,
-            threads=slot.threads,
-            error=error,
-            traceback=trace,
-            **cost,
-        )
-        for context, front in zip(contexts, fronts, strict=True)
+        _result(task, slot, run, outcome, context.milestones, **cost)
+        for run, outcome, context in zip(runs, outcomes, contexts, strict=True)
     ]
 
 
-def _unfinished(task: SeedTask, slot: Slot, seed: int, state: str) -> SeedResult:
+@dataclass(frozen=True)
+class _Outcome:
+    """How the training of one seed ended."""
+
+    state: str
+    front: np.ndarray | None = None
+    error: str | None = None
+    trace: str | None = None
+
+
+def _front_outcome(returned: Any, num_objectives: int) -> _Outcome:
+    """A seed whose front cannot be used fails alone, whatever the others of its batch gave."""
+    try:
+        return _Outcome("finished", non_dominated(validate_front(returned, num_objectives)))
+    except FrontError as raised:
+        return _failure(raised)
+
+
+def _failure(raised: BaseException) -> _Outcome:
+    """A front that is none needs no traceback: the message says all."""
+    trace = str(raised) if isinstance(raised, FrontError) else traceback.format_exc()
+    return _Outcome("failed", error=f"{type(raised).__name__}: {raised}", trace=trace)
+
+
+def _result(
+    task: SeedTask,
+    slot: Slot,
+    run: SeedRun,
+    outcome: _Outcome,
+    milestones: Sequence[Milestone] = (),
+    **cost: Any,
+) -> SeedResult:
+    unreported = task.total_timesteps if outcome.state == "finished" else 0
     now = time.time()
     return SeedResult(
-        trial=task.trial,
-        seed=seed,
-        attempt=task.attempt,
-        state=state,
-        front=None,
+        trial=run.trial,
+        seed=run.seed,
+        attempt=run.attempt,
+        state=outcome.state,
+        front=outcome.front,
+        milestones=tuple(milestones),
         ref_point=task.ref_point,
         eval_gamma=task.eval_gamma,
-        started=now,
-        ended=now,
+        steps=milestones[-1].step if milestones else unreported,
         worker=slot.worker,
         host=slot.host,
         device=slot.device,
         gpu=slot.gpu,
         threads=slot.threads,
+        error=outcome.error,
+        traceback=outcome.trace,
+        **{"started": now, "ended": now, **cost},
     )
 
 

@@ -10,8 +10,9 @@ from dask_mohpo.agents._buffers import ReplayBuffer, SumTree
 CAPACITIES = [1, 63, 64, 65, 5000]
 
 
-def generators(*seeds):
-    return [np.random.default_rng(seed) for seed in seeds]
+def spaced(num, num_learners=2):
+    """Evenly spaced fractions: `find` then gives each leaf its exact share, up to one draw."""
+    return np.stack([(np.arange(num) + 0.5) / num] * num_learners)
 
 
 def filled_tree(values):
@@ -51,9 +52,7 @@ def test_every_unit_of_the_total_falls_in_its_leaf(capacity):
     values = whole_numbers(2, capacity, np.random.default_rng(1))
     tree = filled_tree(values)
     for s, row in enumerate(values):
-        total = int(row.sum())
-        fractions = np.stack([(np.arange(total) + 0.5) / total] * 2)
-        counts = np.bincount(tree.find(fractions)[s], minlength=capacity)
+        counts = np.bincount(tree.find(spaced(int(row.sum())))[s], minlength=capacity)
         assert np.array_equal(counts, row)
 
 
@@ -92,6 +91,7 @@ def test_never_draws_a_leaf_of_value_zero(capacity):
     assert found.min() >= 0
     assert found.max() < capacity
     assert (np.take_along_axis(values, found, axis=1) > 0).all()
+    assert np.isfinite(tree.total()).all()
 
 
 def test_the_only_positive_leaf_is_drawn_wherever_it_is():
@@ -119,6 +119,31 @@ def test_learners_have_trees_of_their_own():
     assert tree.find(fractions).tolist() == [[3, 4], [90, 90]]
 
 
+def test_a_single_leaf_takes_every_draw():
+    tree = SumTree(3, 1)
+    tree.set(np.zeros((3, 2), int), np.array([[9.0, 1.0], [9.0, 2.0], [9.0, 0.5]]))
+    assert tree.total().tolist() == [1.0, 2.0, 0.5]
+    fractions = np.array([[0.0, np.nextafter(1.0, 0.0)]] * 3)
+    assert tree.find(fractions).tolist() == [[0, 0]] * 3
+
+
+def test_the_total_is_a_copy():
+    tree = filled_tree(np.ones((2, 3)))
+    tree.total()[:] = 0
+    assert tree.total().tolist() == [3.0, 3.0]
+
+
+def test_what_is_given_stays_as_it_is():
+    leaves, values = np.array([[1, 4], [2, 2]]), np.ones((2, 2))
+    fractions = np.array([[0.1, 0.9], [0.5, 0.0]])
+    before = leaves.copy(), values.copy(), fractions.copy()
+    tree = SumTree(2, 5)
+    tree.set(leaves, values)
+    tree.find(fractions)
+    for given, kept in zip((leaves, values, fractions), before, strict=True):
+        assert np.array_equal(given, kept)
+
+
 def test_rounding_errors_do_not_pile_up():
     rng = np.random.default_rng(6)
     tree = SumTree(1, 200)
@@ -136,134 +161,224 @@ def transition(number, num_learners=2):
     marks = number + 1000.0 * np.arange(num_learners)
     return (
         np.stack([marks, -marks, marks + 0.25], axis=1).astype(np.float32),
-        np.arange(num_learners) + number,
-        np.stack([marks, 2 * marks], axis=1).astype(np.float32),
         np.stack([marks + 1, -marks - 1, marks + 1.25], axis=1).astype(np.float32),
-        np.full(num_learners, number % 3 == 0),
+        np.stack([marks, 2 * marks], axis=1).astype(np.float32),
+        np.where(number % 3 == 0, 0.0, 0.5 + 0.125 * np.arange(num_learners)),
+        np.arange(num_learners) + number,
     )
 
 
-def filled(num_transitions, capacity=10, *, prioritised=False, num_learners=2):
-    buffer = ReplayBuffer(num_learners, capacity, 3, 2, prioritised=prioritised)
+def memory(capacities, prioritised):
+    return ReplayBuffer(capacities, 3, 2, prioritised=prioritised)
+
+
+def filled(num_transitions, capacities=(10, 10), prioritised=(False, False)):
+    buffer = memory(capacities, prioritised)
     for number in range(num_transitions):
-        buffer.add(*transition(number, num_learners))
+        buffer.add(*transition(number, len(capacities)))
     return buffer
 
 
-def drawn_numbers(buffer, batch_size, *seeds):
-    """The numbers of the transitions drawn, (S, batch_size)."""
-    index = buffer.draw(batch_size, generators(*seeds))
-    actions = buffer.transitions(index)[1]
+def taken(buffer, index):
+    """obs, next_obs, rewards, discount and action of transitions, each (S, n, ·)."""
+    out = np.full((*index.shape, buffer.parts[-1]), np.nan, np.float32)
+    buffer.take(index, out)
+    return np.split(out, buffer.parts[:-1], axis=-1)
+
+
+def numbers_of(buffer, index):
+    """Which transitions these are, (S, n)."""
+    actions = taken(buffer, index)[-1][..., 0].astype(int)
     return actions - np.arange(len(actions))[:, None]
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
+def shares(buffer, num=10_000):
+    """How often each learner's transitions are drawn: one {number: share} for each learner."""
+    numbers = numbers_of(buffer, buffer.draw(spaced(num, len(buffer.sizes))))
+    counts = [np.unique(row, return_counts=True) for row in numbers]
+    return [dict(zip(n.tolist(), (c / num).tolist(), strict=True)) for n, c in counts]
+
+
+def in_proportion(**priorities):
+    total = sum(priorities.values())
+    named = {int(name.removeprefix("t")): p / total for name, p in priorities.items()}
+    return pytest.approx(named, abs=2e-4)
+
+
+EITHER = pytest.mark.parametrize("prioritised", [(False, False), (True, True), (True, False)])
+
+
+@EITHER
 @pytest.mark.parametrize("num_transitions", [1, 7, 10, 11, 25])
 def test_holds_the_last_transitions(num_transitions, prioritised):
     buffer = filled(num_transitions, prioritised=prioritised)
     kept = range(max(0, num_transitions - 10), num_transitions)
-    assert buffer.size == len(kept)
-    numbers = drawn_numbers(buffer, 500, 0, 1)
-    assert [sorted(set(row)) for row in numbers.tolist()] == [list(kept)] * 2
+    assert buffer.sizes.tolist() == [len(kept)] * 2
+    assert shares(buffer) == [pytest.approx(dict.fromkeys(kept, 1 / len(kept)), abs=2e-4)] * 2
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("prioritised", [(False,) * 4, (True,) * 4, (True, False, False, True)])
+@pytest.mark.parametrize("num_transitions", [1, 3, 8, 23])
+def test_each_learner_keeps_as_many_as_its_own_capacity(num_transitions, prioritised):
+    capacities = (3, 8, 1, 5)
+    buffer = filled(num_transitions, capacities, prioritised)
+    kept = [range(max(0, num_transitions - c), num_transitions) for c in capacities]
+    assert buffer.sizes.tolist() == [len(numbers) for numbers in kept]
+    for found, numbers in zip(shares(buffer), kept, strict=True):
+        assert found == pytest.approx(dict.fromkeys(numbers, 1 / len(numbers)), abs=2e-4)
+
+
+def test_wraps_between_draws_as_well_as_before_the_first():
+    """More transitions than a capacity come between two draws, and fewer."""
+    buffer = filled(0, (3, 7), (True, False))
+    numbers = iter(range(100))
+    for pause in (1, 2, 3, 1, 9, 2, 20, 1):
+        for _ in range(pause):
+            buffer.add(*transition(last := next(numbers)))
+        for found, capacity in zip(shares(buffer), (3, 7), strict=True):
+            assert sorted(found) == list(range(max(0, last + 1 - capacity), last + 1))
+
+
+@EITHER
 def test_transitions_come_back_whole(prioritised):
-    buffer = filled(13, prioritised=prioritised)
-    index = buffer.draw(50, generators(0, 1))
-    obs, actions, rewards, next_obs, terminated = buffer.transitions(index)
+    buffer = filled(13, (10, 4), prioritised)
+    index = buffer.draw(spaced(50))
+    found = taken(buffer, index)
     for s in range(2):
-        for n in range(50):
-            expected = transition(actions[s, n] - s)
-            assert np.array_equal(obs[s, n], expected[0][s])
-            assert np.array_equal(rewards[s, n], expected[2][s])
-            assert np.array_equal(next_obs[s, n], expected[3][s])
-            assert terminated[s, n] == expected[4][s]
-    kinds = [x.dtype for x in (obs, actions, rewards, next_obs, terminated)]
-    assert kinds == [np.float32, np.int64, np.float32, np.float32, np.float32]
+        for n, number in enumerate(numbers_of(buffer, index)[s]):
+            for part, expected in zip(found, transition(number), strict=True):
+                assert part[s, n].ravel().tolist() == np.ravel(expected[s]).tolist()
+
+
+def test_take_fills_the_given_array_and_nothing_else():
+    buffer = filled(5, (3, 5))
+    memory = np.zeros((2, 2, 2, buffer.parts[-1]), np.float32)
+    before = buffer.rows.copy()
+    buffer.take(np.array([[2, 0], [4, 4]]), out=memory[1])
+    assert not memory[0].any()
+    assert memory[1, ..., -1].tolist() == [[2.0, 3.0], [5.0, 5.0]]
+    assert np.array_equal(buffer.rows, before)
 
 
 def test_added_arrays_may_be_reused():
-    buffer = ReplayBuffer(1, 4, 3, 2, prioritised=False)
+    buffer = memory((4,), (False,))
     given = transition(0, 1)
     buffer.add(*given)
     for array in given:
         array[...] = 0
-    assert buffer.transitions(np.array([[0]]))[0].tolist() == [[[0.0, 0.0, 0.25]]]
+    assert taken(buffer, np.array([[0]]))[0].tolist() == [[[0.0, 0.0, 0.25]]]
 
 
-def test_uniform_draws_are_uniform():
-    numbers = drawn_numbers(filled(10), 100_000, 0, 1)
-    for row in numbers:
-        share = np.bincount(row, minlength=10) / 100_000
-        assert np.abs(share - 0.1).max() < 0.005
+def test_prioritised_draws_are_in_proportion_for_each_learner():
+    buffer = filled(4, (4, 4), (True, True))
+    buffer.draw(spaced(4))
+    priorities = np.array([[1.0, 2.0, 3.0, 4.0], [0.5, 0.01, 8.0, 0.5]])
+    buffer.set_priorities(np.array([[0, 1, 2, 3], [3, 2, 1, 0]]), priorities)
+    first, second = shares(buffer)
+    assert first == in_proportion(t0=1.0, t1=2.0, t2=3.0, t3=4.0)
+    assert second == in_proportion(t0=0.5, t1=8.0, t2=0.01, t3=0.5)
 
 
-def test_uniform_memory_passes_over_priorities():
-    buffer = filled(10)
-    buffer.set_priorities(np.array([[0], [0]]), np.array([[1e6], [1e6]]))
-    assert np.bincount(drawn_numbers(buffer, 10_000, 0, 1)[0])[0] < 2000
+def test_priorities_count_once_and_for_all():
+    buffer = filled(3, (3,), (True,))
+    buffer.draw(spaced(4, 1))
+    buffer.set_priorities(np.array([[1]]), np.array([[6.0]]))
+    for _ in range(2):
+        assert shares(buffer) == [in_proportion(t0=1.0, t1=6.0, t2=1.0)]
+    buffer.set_priorities(np.array([[0]]), np.array([[3.0]]))
+    assert shares(buffer) == [in_proportion(t0=3.0, t1=6.0, t2=1.0)]
 
 
-def test_prioritised_draws_are_in_proportion():
-    buffer = filled(10, prioritised=True)
-    index = np.tile(np.arange(10), (2, 1))
-    priorities = np.stack([np.arange(1.0, 11.0), np.arange(10.0, 0.0, -1.0)])
-    buffer.set_priorities(index, priorities)
-    numbers = drawn_numbers(buffer, 100_000, 0, 1)
-    for row, expected in zip(numbers, priorities / 55, strict=True):
-        share = np.bincount(row, minlength=10) / 100_000
-        assert np.abs(share - expected).max() < 0.005
-
-
-def test_before_any_priority_is_set_all_are_alike():
-    share = np.bincount(drawn_numbers(filled(7, prioritised=True), 70_000, 0, 1)[1]) / 70_000
-    assert np.abs(share - 1 / 7).max() < 0.006
+def test_of_a_transition_drawn_twice_the_last_priority_counts():
+    buffer = filled(2, (2,), (True,))
+    buffer.draw(spaced(4, 1))
+    buffer.set_priorities(np.array([[0, 1, 0]]), np.array([[7.0, 1.0, 3.0]]))
+    assert shares(buffer) == [in_proportion(t0=3.0, t1=1.0)]
 
 
 def test_a_new_transition_gets_the_learners_largest_priority_so_far():
-    buffer = filled(3, prioritised=True)
+    buffer = filled(3, (9, 9), (True, True))
     every = np.array([[0, 1, 2], [0, 1, 2]])
+    buffer.draw(spaced(4))
     buffer.set_priorities(every, np.array([[8.0, 1.0, 1.0], [0.5, 0.5, 0.5]]))
+    buffer.draw(spaced(4))
     # it counts also after no transition has it any more
     buffer.set_priorities(every, np.array([[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]))
     buffer.add(*transition(3))
-    numbers = drawn_numbers(buffer, 100_000, 0, 1)
-    for row, expected in zip(numbers, np.array([[1, 1, 1, 8], [0.5, 0.5, 0.5, 1]]), strict=True):
-        share = np.bincount(row, minlength=4) / 100_000
-        assert np.abs(share - expected / expected.sum()).max() < 0.006
+    first, second = shares(buffer)
+    assert first == in_proportion(t0=1.0, t1=1.0, t2=1.0, t3=8.0)
+    assert second == in_proportion(t0=0.5, t1=0.5, t2=0.5, t3=1.0)
+    # those that came before the priorities changed get it as well: they count from the next draw on
+    buffer.add(*transition(4))
+    buffer.set_priorities(np.array([[0], [0]]), np.array([[20.0], [0.5]]))
+    first, second = shares(buffer)
+    assert first == in_proportion(t0=20.0, t1=1.0, t2=1.0, t3=8.0, t4=20.0)
+    assert second == in_proportion(t0=0.5, t1=0.5, t2=0.5, t3=1.0, t4=1.0)
 
 
-def test_an_overwritten_transition_loses_its_priority():
-    buffer = filled(10, prioritised=True)
-    buffer.set_priorities(np.tile(np.arange(10), (2, 1)), np.full((2, 10), 0.01))
-    buffer.add(*transition(10))  # takes the place of transition 0, with priority 1
-    share = np.bincount(drawn_numbers(buffer, 10_000, 0, 1)[0], minlength=11) / 10_000
-    assert share[0] == 0
-    assert share[10] > 0.8
+@pytest.mark.parametrize("added_first", [True, False])
+def test_a_new_transition_does_not_inherit_the_priority_of_the_one_it_replaces(added_first):
+    """Whether it came before or after the priorities of the last draw were known."""
+    buffer = filled(3, (3, 2), (True, True))
+    buffer.draw(spaced(4))
+    if added_first:
+        buffer.add(*transition(3))
+    # transition 0 of learner 0 and transition 1 of learner 1 are about to be replaced
+    buffer.set_priorities(np.array([[0, 1, 2], [0, 1, 0]]), np.full((2, 3), 0.25))
+    if not added_first:
+        buffer.add(*transition(3))
+    first, second = shares(buffer)
+    assert first == in_proportion(t1=0.25, t2=0.25, t3=1.0)
+    assert second == in_proportion(t2=0.25, t3=1.0)
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
-def test_learners_are_independent(prioritised):
-    """Learner 1 of a pair draws what it would draw alone."""
-
-    def play(num_learners):
-        buffer = filled(8, prioritised=prioritised, num_learners=num_learners)
-        rngs = generators(*range(2 - num_learners, 2))
-        draws = []
-        for number in range(8, 20):
-            buffer.add(*transition(number, num_learners))
-            index = buffer.draw(4, rngs)
-            numbers = np.arange(2 - num_learners, 2)[:, None]
-            buffer.set_priorities(index, 0.1 + (index * 7 + 3 * numbers) % 5)
-            draws.append(index[-1])
-        return np.array(draws)
-
-    assert np.array_equal(play(2), play(1))
+def test_uniform_memory_passes_over_priorities():
+    buffer = filled(4, (4, 4))
+    buffer.draw(spaced(4))
+    buffer.set_priorities(np.array([[0], [0]]), np.array([[1e6], [1e6]]))
+    assert shares(buffer) == [in_proportion(t0=1.0, t1=1.0, t2=1.0, t3=1.0)] * 2
 
 
-def test_equal_generators_draw_equally():
-    buffer = filled(10, prioritised=True)
-    assert np.array_equal(buffer.draw(20, generators(3, 4)), buffer.draw(20, generators(3, 4)))
-    same = buffer.draw(20, generators(3, 3))
+def play(capacities, prioritised, learners, num_steps=60):
+    """What learners of a larger batch draw over a training, alone or together, (steps, S, n)."""
+    rngs = [np.random.default_rng(learner) for learner in learners]
+    buffer = memory(capacities, prioritised)
+    draws = []
+    for number in range(num_steps):
+        buffer.add(*transition(number, len(capacities)))
+        if number < 5 or number % 4 == 0:
+            continue
+        index = buffer.draw(np.stack([rng.random(6) for rng in rngs]))
+        draws.append(index)
+        marks = np.array(learners)[:, None]
+        buffer.set_priorities(index, 0.1 + (index * 7 + 3 * marks + number) % 5)
+    return np.array(draws)
+
+
+@pytest.mark.parametrize("capacities", [(20, 20, 20), (7, 20, 1), (13, 7, 64)])
+@pytest.mark.parametrize(
+    "prioritised", [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_a_learner_draws_what_it_would_draw_alone(capacities, prioritised):
+    """A uniform one among prioritised ones as well: alone it has no priorities at all."""
+    together = play(capacities, prioritised, (0, 1, 2))
+    for s in range(3):
+        alone = play(capacities[s : s + 1], prioritised[s : s + 1], (s,))
+        assert np.array_equal(together[:, s], alone[:, 0])
+
+
+def test_a_uniform_learner_among_prioritised_ones_draws_uniformly_at_the_edges():
+    """Fractions on the border between two transitions, and next to 1."""
+    edges = np.concatenate([np.arange(100) / 100, [np.nextafter(1.0, 0.0), 1 - 1e-9]])
+    for size in (1, 2, 3, 7, 64, 100):
+        both = filled(size, (100, 100), (True, False)).draw(np.stack([edges] * 2))
+        alone = filled(size, (100,), (False,)).draw(edges[None])
+        assert np.array_equal(both[1], alone[0])
+        assert alone.max() == size - 1
+
+
+def test_equal_fractions_draw_equally():
+    same = filled(10, prioritised=(True, True)).draw(
+        np.random.default_rng(3).random((1, 20))[[0, 0]]
+    )
     assert np.array_equal(same[0], same[1])

@@ -156,7 +156,8 @@ class TestArguments:
     def test_flags(self, run_cli: Callable[..., Ran], arguments: dict[str, Any]) -> None:
         command = """--n-trials 5 --num-seeds 2 --seed 3 --total-timesteps 700 --num-workers 2
             --devices cuda:0 cuda:1 --train-hyperparams per:true gamma:0.9 --study-name s
-            --storage journal:j --run-dir there --timeout 1.5 --no-progress --ref-point 0 -40"""
+            --storage journal:j --run-dir there --timeout 1.5 --no-progress --ref-point 0 -40
+            --seeds-per-task auto --trials-per-task 3"""
 
         assert run_cli(*ESSENTIALS, *command.split()) == (2, "", "dask-mohpo: recorded\n")
         assert arguments == {
@@ -175,6 +176,8 @@ class TestArguments:
             "timeout": 1.5,
             "progress": False,
             "ref_point": [0.0, -40.0],
+            "seeds_per_task": "auto",
+            "trials_per_task": 3,
         }
 
     def test_what_is_not_given_is_left_to_run_study(

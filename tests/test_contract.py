@@ -1,4 +1,4 @@
-"""Reading and checking configurations, schedules, random streams."""
+"""Reading and checking configurations; one for each learner; schedules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from dask_mohpo.agents._contract import Config, decay, generators
+from dask_mohpo.agents._contract import Config, Schedule, per_learner
+from dask_mohpo.agents.envelope import EnvelopeConfig
+from dask_mohpo.agents.pcn import PCNConfig
 from dask_mohpo.errors import UnknownNameError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToyConfig(Config):
     ALGO: ClassVar[str] = "toy"
+    SHARED: ClassVar[tuple[str, ...]] = ("batch_size", "net_arch")
 
     learning_rate: float = 0.5
     batch_size: int = 8
@@ -24,6 +27,7 @@ class ToyConfig(Config):
     limit: int | None = None
     net_arch: tuple[int, ...] = (4, 4)
     scales: tuple[float, ...] | None = None
+    kind: str = "soft"
 
     def __post_init__(self) -> None:
         self._require("batch_size", self.batch_size >= 1, "an integer ≥ 1")
@@ -49,8 +53,8 @@ def exactly(value):
 
 
 def test_names_and_defaults():
-    names = ("learning_rate", "batch_size", "double", "max_norm", "limit", "net_arch", "scales")
-    assert ToyConfig.names() == names
+    numbers = ("learning_rate", "batch_size", "double", "max_norm", "limit", "net_arch", "scales")
+    assert ToyConfig.names() == (*numbers, "kind")
     assert ToyConfig.defaults() == {
         "learning_rate": 0.5,
         "batch_size": 8,
@@ -59,6 +63,7 @@ def test_names_and_defaults():
         "limit": None,
         "net_arch": [4, 4],
         "scales": None,
+        "kind": "soft",
     }
     json.dumps(ToyConfig.defaults())
     assert ToyConfig.from_mapping(ToyConfig.defaults()) == ToyConfig() == read()
@@ -88,6 +93,8 @@ def test_names_and_defaults():
         ("net_arch", [], ()),
         ("scales", None, None),
         ("scales", [1, 2.5], (1.0, 2.5)),
+        ("kind", "hard", "hard"),
+        ("kind", np.str_("hard"), "hard"),
     ],
 )
 def test_values_get_the_type_of_their_field(name, given, wanted):
@@ -125,6 +132,10 @@ def test_values_get_the_type_of_their_field(name, given, wanted):
         ("net_arch", [[64]]),
         ("scales", [None]),
         ("scales", ["1"]),
+        ("kind", 1),
+        ("kind", None),
+        ("kind", True),
+        ("kind", ["hard"]),
     ],
 )
 def test_a_value_of_the_wrong_type_is_named(name, given):
@@ -161,6 +172,64 @@ def test_what_takes_both_whole_and_other_numbers_keeps_them():
         assert exactly(config.rate) == exactly(given)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_precision_is_chosen_by_its_name(precision):
+    assert EnvelopeConfig.from_mapping({"precision": precision}).precision == precision
+
+
+def test_an_unknown_precision_is_told_the_valid_ones():
+    with pytest.raises(UsageError, match=r"^envelope: precision = 'fp8' .* it takes") as raised:
+        EnvelopeConfig.from_mapping({"precision": "fp8"})
+    for name in ("'float32'", "'bf16'"):
+        assert name in str(raised.value)
+    with pytest.raises(UsageError, match=r"precision = 16 is not valid; it takes str\."):
+        EnvelopeConfig.from_mapping({"precision": 16})
+
+
+# --- one configuration for each learner -----------------------------------------------------------
+
+
+def test_the_key_of_a_batch_is_what_its_learners_share():
+    one = read(batch_size=4, net_arch=[8])
+    assert one.batch_key() == (4, (8,))
+    assert read(batch_size=4, net_arch=[8], learning_rate=1e-3).batch_key() == one.batch_key()
+    assert read(batch_size=5, net_arch=[8]).batch_key() != one.batch_key()
+    assert read(batch_size=4, net_arch=[8, 8]).batch_key() != one.batch_key()
+    hash(one.batch_key())
+    assert NeedyConfig(depth=1).batch_key() == NeedyConfig(depth=2, rate=3).batch_key()
+
+
+@pytest.mark.parametrize("kind", [EnvelopeConfig, PCNConfig])
+def test_all_that_is_shared_is_a_hyperparameter(kind):
+    assert set(kind.SHARED) < set(kind.names())
+    assert len(kind().batch_key()) == len(set(kind.SHARED))
+
+
+def test_one_configuration_is_for_all_learners():
+    config = read()
+    assert per_learner(config, 3) == [config] * 3
+
+
+def test_each_learner_has_the_configuration_at_its_place():
+    configs = [read(learning_rate=rate) for rate in (0.1, 0.2, 0.3)]
+    assert per_learner(tuple(configs), 3) == configs
+    assert per_learner(configs[:1], 1) == configs[:1]
+
+
+@pytest.mark.parametrize("num_learners", [1, 3])
+def test_as_many_configurations_as_learners(num_learners):
+    with pytest.raises(UsageError, match=f"^2 configurations for {num_learners} learners"):
+        per_learner([read(), read()], num_learners)
+
+
+def test_learners_that_differ_in_what_they_share_are_named():
+    configs = [read(), read(double=False), read(batch_size=9)]
+    with pytest.raises(UsageError, match="must agree in batch_size, net_arch") as raised:
+        per_learner(configs, 3)
+    assert "(8, (4, 4))" in str(raised.value)
+    assert "(9, (4, 4))" in str(raised.value)
+
+
 # --- schedules ------------------------------------------------------------------------------------
 
 
@@ -183,30 +252,24 @@ def test_what_takes_both_whole_and_other_numbers_keeps_them():
         (None, 10_000, 1.0),
     ],
 )
-def test_decay(steps, step, wanted):
-    assert decay(1.0, 0.2, steps, 1000, step) == pytest.approx(wanted, abs=1e-12)
+def test_a_schedule_runs_over_steps_or_a_fraction_of_the_budget(steps, step, wanted):
+    assert Schedule([1.0], [0.2], [steps], 1000)(step) == pytest.approx([wanted], abs=1e-12)
 
 
-def test_decay_ends_exactly():
-    assert decay(1.0, 0.1, 0.3, 1000, 300) == 0.1
-    assert decay(0.0, 1.0, 3, 1000, 3) == 1.0
-    assert decay(0.3, 0.3, 0.5, 1000, 123) == 0.3
+def test_each_learner_has_a_schedule_of_its_own():
+    schedule = Schedule([1.0, 0.0, 0.5, 0.3], [0.0, 1.0, 0.0, 0.3], [0.1, 40, None, 0.5], 200)
+    for step, wanted in [
+        (0, [1.0, 0.0, 0.5, 0.3]),
+        (10, [0.5, 0.25, 0.5, 0.3]),
+        (20, [0.0, 0.5, 0.5, 0.3]),
+        (30, [0.0, 0.75, 0.5, 0.3]),
+        (10**9, [0.0, 1.0, 0.5, 0.3]),
+    ]:
+        values = schedule(step)
+        assert values.shape == (4,)
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-12)
 
 
-def test_decay_rises_as_well():
-    values = [decay(0.0, 1.0, 10, 100, step) for step in range(12)]
-    assert values == sorted(values)
-    assert values[5] == pytest.approx(0.5)
-
-
-# --- random streams -------------------------------------------------------------------------------
-
-
-def test_generators_depend_on_the_seed_and_the_stream_alone():
-    def draws(seeds, stream):
-        return [tuple(g.random(3)) for g in generators(seeds, stream)]
-
-    first = draws([4, 5], 0)
-    assert first == draws([4, 5], 0)
-    assert draws([5], 0) == first[1:]
-    assert len({*first, *draws([4, 5], 1), *draws([4, 5], 2)}) == 6
+def test_a_constant_schedule_is_exact():
+    for number in (0.1, 0.3, 0.7):
+        assert Schedule([number], [number], [0.5], 100)(37).tolist() == [number]

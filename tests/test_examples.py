@@ -15,7 +15,7 @@ from dask_mohpo import SeedContext, hypervolume, seed_results
 from dask_mohpo.devices import current_slot
 from dask_mohpo.environments import describe, make_env
 from dask_mohpo.ledger import load_study
-from dask_mohpo.records import SeedTask
+from dask_mohpo.records import SeedRun, SeedTask
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENV_ID = "deep-sea-treasure-v0"
@@ -38,13 +38,10 @@ def make_context(
     env = describe(env_id)
     task = SeedTask(
         study="study",
-        trial=0,
-        seeds=(seed,),
-        attempt=0,
+        runs=(SeedRun(trial=0, seed=seed, attempt=0, config={}),),
         session="none",
         algo="tabular_q_learning:train",
         env_id=env_id,
-        config={},
         total_timesteps=total_timesteps,
         ref_point=env.ref_point,
         eval_gamma=env.eval_gamma,
@@ -54,7 +51,7 @@ def make_context(
         checkpoint_dir=str(folder),
         exclusive=False,
     )
-    return SeedContext(task, seed, current_slot())
+    return SeedContext(task, task.runs[0], current_slot())
 
 
 def random_hypervolume(gamma: float = 0.99, episodes: int = 300) -> float:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import optuna
 import pytest
 import torch
 
 from dask_mohpo import hypervolume
-from dask_mohpo.agents._action_heads import BoxHead, DiscreteHead, make_head
-from dask_mohpo.agents._envs import FlatEnvs
 from dask_mohpo.agents._episodes import (
     Episodes,
     best_episodes,
@@ -41,6 +38,14 @@ def agent(seeds: tuple[int, ...] = (1,), steps: int = 1000, **config: Any) -> PC
     return PCN(values, ENV_ID, seeds, total_timesteps=steps)
 
 
+def agents(
+    configs: list[dict[str, Any]], seeds: list[int], steps: int, env_id: str = ENV_ID, **common: Any
+) -> PCN:
+    """Learners with a configuration each."""
+    values = [PCNConfig.from_mapping({**SMALL, **common, **config}) for config in configs]
+    return PCN(values, env_id, seeds, total_timesteps=steps)
+
+
 def front(trained: PCN, seeds: tuple[int, ...], num: int = 10) -> list[np.ndarray]:
     return Evaluator(ENV_ID, seeds, gamma=1.0, num_episodes=1).fronts(trained.policies(num))
 
@@ -50,6 +55,10 @@ def test_returns_to_go() -> None:
     np.testing.assert_allclose(returns_to_go(rewards, 1.0), [[8, -3], [8, -2], [8, -1]])
     half = np.array([[2, -1.75], [4, -1.5], [8, -1]])
     np.testing.assert_allclose(returns_to_go(rewards, 0.5), half)
+    both = np.stack([rewards, rewards], axis=1)
+    found = returns_to_go(both, np.array([[1.0], [0.5]]))
+    np.testing.assert_allclose(found[:, 0], returns_to_go(rewards, 1.0))
+    np.testing.assert_allclose(found[:, 1], half)
 
 
 def test_crowding_distance() -> None:
@@ -139,6 +148,127 @@ def test_a_learner_does_not_depend_on_who_shares_the_batch() -> None:
     assert together.steps[1] == alone.steps[0]
 
 
+DIFFERENT: list[dict[str, Any]] = [
+    {"learning_rate": 1e-2},
+    {"gamma": 0.8},
+    {"scaling_factor": [0.1, 0.1, 0.01]},
+    {"max_return": [1.0, -8.0]},
+    {"num_er_episodes": 4},
+    {"max_buffer_size": 6},
+    {"gamma": 0.9, "max_buffer_size": 12, "num_er_episodes": 15, "learning_rate": 1e-3},
+]
+
+
+def assert_learned_alike(together: PCN, s: int, alone: PCN, what: Any) -> None:
+    """Learner s has what one has that trained alone."""
+    model, own = together.model, alone.model
+    for shared, mine in [
+        (model.network.flat[s], own.network.flat[0]),
+        (model.scale[s], own.scale[0]),
+    ]:
+        assert torch.allclose(shared, mine, rtol=1e-3, atol=1e-4), what
+    data, own_data = together._datasets[s], alone._datasets[0]
+    assert together.steps[s] == alone.steps[0], what
+    np.testing.assert_allclose(data.returns, own_data.returns, rtol=1e-9)
+    assert np.array_equal(data.lengths, own_data.lengths), what
+    np.testing.assert_allclose(data._actions, own_data._actions, rtol=1e-3, atol=1e-4)
+
+
+def test_learners_with_configurations_of_their_own_learn_what_they_would_alone() -> None:
+    """One batch in which each differs from the first, whose seed all of them have."""
+    steps, configs = 400, [{}, *DIFFERENT]
+    together = agents(configs, [7] * len(configs), steps)
+    together.train(steps)
+    plain: torch.Tensor | None = None
+    for s, config in enumerate(configs):
+        alone = agent((7,), steps=steps, **config)
+        alone.train(steps)
+        assert_learned_alike(together, s, alone, config)
+        mine = alone.model.network.flat[0]
+        if plain is None:
+            plain = mine
+        else:
+            # or what it differs in would not matter
+            assert (mine - plain).abs().max() > 1e-2, config
+    assert [len(data.lengths) for data in together._datasets][-2:] == [6, 12]
+
+
+def test_each_learner_has_noise_of_its_own() -> None:
+    short = {"num_er_episodes": 1, "num_step_episodes": 2}
+    configs = [{"noise": 0.0}, {"noise": 0.5}]
+    together = agents(configs, [1, 1], 1500, CONTINUOUS, **short)
+    together.train(1500)
+    for s, config in enumerate(configs):
+        alone = agents([config], [1], 1500, CONTINUOUS, **short)
+        alone.train(1500)
+        assert_learned_alike(together, s, alone, config)
+    quiet, loud = (data._actions for data in together._datasets)
+    assert not np.array_equal(quiet, loud)
+
+
+def test_policies_shrink_their_commands_by_each_learners_gamma() -> None:
+    one = agents([{"gamma": 1.0}, {"gamma": 0.5}], [1, 2], 300)
+    one.train(300)
+    policies = one.policies(3)
+    actor: Any = policies.start(np.zeros((2, 1), np.int64))
+    before = actor._returns.copy()
+    actor.observe(np.full((2, 1, 2), 2.0))
+    np.testing.assert_allclose(actor._returns[0], before[0] - 2.0)
+    np.testing.assert_allclose(actor._returns[1], (before[1] - 2.0) / 0.5)
+
+
+def test_what_learners_must_share_is_checked() -> None:
+    with pytest.raises(UsageError, match="must agree in batch_size, hidden_dim"):
+        agents([{}, {"hidden_dim": 8}], [1, 2], 100)
+    with pytest.raises(UsageError, match="2 configurations for 1 learners"):
+        agents([{}, {}], [1], 100)
+    with pytest.raises(EnvironmentSpecError, match=r"max_return = .* has 1 numbers"):
+        agents([{}, {"max_return": [1.0]}], [1, 2], 100)
+
+
+@pytest.mark.parametrize("env_id", [ENV_ID, CONTINUOUS])
+def test_the_gradient_is_that_of_autograd(env_id: str) -> None:
+    """Embeddings of the state and of the scaled command, multiplied, and two more layers."""
+    one = agents([{"learning_rate": 0.01}, {"learning_rate": 0.1}], [1, 2], 100, env_id)
+    rng = np.random.default_rng(0)
+    k, dim = one._num_objectives, one._envs.obs_dim
+    for s in range(2):
+        one.model.set_scale(s, rng.uniform(0.1, 1.0, k + 1))
+    obs = torch.from_numpy(rng.normal(size=(2, 5, dim)).astype(np.float32))
+    commands = torch.from_numpy(rng.normal(size=(2, 5, k + 1)).astype(np.float32))
+    drawn = [one.head.random(rng) for _ in range(10)]
+    actions = torch.from_numpy(np.array(drawn).reshape(2, 5, *one.head.action_shape))
+
+    before = one.model.network.flat.clone()
+    leaf = before.clone().requires_grad_()
+    layers, start = [], 0
+    for n_in, n_out in one.model.network.shapes:
+        middle, end = start + n_in * n_out, start + (n_in + 1) * n_out
+        layers.append((leaf[:, start:middle].view(2, n_in, n_out), leaf[:, None, middle:end]))
+        start = end
+
+    def linear(layer: int, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = layers[layer]
+        return x @ weight + bias
+
+    both = linear(0, obs).sigmoid() * linear(1, commands * one.model.scale).sigmoid()
+    out = linear(3, linear(2, both).relu())
+    with torch.no_grad():
+        torch.testing.assert_close(one.model(obs, commands), out)
+    if env_id == ENV_ID:
+        losses = [torch.nn.functional.cross_entropy(out[s], actions[s]) for s in range(2)]
+    else:  # actions from -1 to 1
+        losses = [(out[s].tanh() - actions[s]).square().mean() for s in range(2)]
+    torch.stack(losses).sum().backward()
+
+    one.model.learn(obs, commands, actions, one.head)
+    assert leaf.grad is not None
+    torch.testing.assert_close(one.model.network.grad, leaf.grad, rtol=1e-4, atol=1e-7)
+    # the first step of Adam is as long as the learning rate
+    moved = (one.model.network.flat - before).abs().amax(dim=1)
+    torch.testing.assert_close(moved, torch.tensor([0.01, 0.1]), rtol=1e-2, atol=0)
+
+
 def test_training_in_pieces_is_training_at_once() -> None:
     whole, pieces = agent(), agent()
     whole.train(900)
@@ -175,33 +305,6 @@ def test_continuous_actions_stay_within_bounds() -> None:
     [points] = Evaluator(CONTINUOUS, (1,), gamma=1.0, num_episodes=1).fronts(one.policies(3))
     assert points.shape[1] == one._num_objectives
     assert np.isfinite(points).all()
-
-
-def test_a_box_head_maps_to_the_range_and_beyond_an_open_one() -> None:
-    low, high = np.array([-2.0, 0.0, -np.inf]), np.array([4.0, 1.0, np.inf])
-    head = BoxHead(gym.spaces.Box(low, high, dtype=np.float64))
-    np.testing.assert_allclose(head.greedy(np.zeros(3)), [1, 0.5, 0])
-    np.testing.assert_allclose(head.greedy(np.full(3, 50.0)), [4, 1, 50])
-    outputs, actions = torch.zeros(1, 1, 3), torch.tensor([[[4.0, 0.5, 0.0]]])
-    assert head.loss(outputs, actions).item() == pytest.approx(1 / 3)
-
-
-def test_a_discrete_head_explores_as_often_as_told() -> None:
-    head = DiscreteHead(gym.spaces.Discrete(4))
-    outputs = np.tile([0.0, 50.0, 0.0, 0.0], (100_000, 1))
-    draws = head.draws(np.random.default_rng(0), (100_000,))
-    share = np.full(100_000, 0.4)
-    actions = head.explore(outputs, draws, noise=0.0, random_share=share)
-    np.testing.assert_allclose(np.bincount(actions) / 1e5, [0.1, 0.7, 0.1, 0.1], atol=0.005)
-    logits = torch.tensor([[[0.0, np.log(3.0), 0.0, 0.0]]], dtype=torch.float64)
-    assert head.loss(logits, torch.tensor([[1]])).item() == pytest.approx(np.log(2.0))
-
-
-def test_actions_of_another_kind_are_refused() -> None:
-    envs = FlatEnvs(ENV_ID, 1)
-    envs.action_space = gym.spaces.MultiDiscrete([2, 3])
-    with pytest.raises(EnvironmentSpecError, match=r"discrete actions .* not MultiDiscrete"):
-        make_head(envs)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +364,9 @@ def test_without_scaling_factors_commands_become_numbers_near_ten() -> None:
 
 def test_minecart_runs() -> None:
     values = PCNConfig.from_mapping(SMALL)
-    one = PCN(values, "minecart-deterministic-v0", (1, 2), total_timesteps=3000)
-    one.train(3000)
-    assert min(one.steps) >= 3000
+    one = PCN(values, "minecart-deterministic-v0", (1, 2), total_timesteps=2000)
+    one.train(2000)
+    assert min(one.steps) >= 2000
     assert torch.isfinite(one.model.network.flat).all()
 
 
@@ -276,9 +379,9 @@ def test_training_pays() -> None:
         "scaling_factor": [0.1, 0.1, 0.01],
     }  # fmt: skip
     seeds = (1, 2)
-    one = agent(seeds, steps=15_000, **config)
+    one = agent(seeds, steps=8000, **config)
     one.train(1)
     beginning = np.mean([hypervolume(f, (0, -50)) for f in front(one, seeds)])
-    one.train(15_000)
+    one.train(8000)
     end = np.mean([hypervolume(f, (0, -50)) for f in front(one, seeds, 50)])
     assert end > 800 > beginning

@@ -126,6 +126,116 @@ def test_seeds_per_task(call: dict[str, Any], tmp_path: Path, seeds_per_task: in
     assert study.trials[0].value == pytest.approx(50 * (x + 2))
 
 
+SHAPES = {"net_arch": [8], "batch_size": 4, "learning_starts": 10, "num_sample_w": 2}
+
+
+@pytest.mark.parametrize("seeds_per_task", [1, 2])
+def test_trials_in_one_batch_give_the_same_study(
+    client: Client, tmp_path: Path, seeds_per_task: int
+) -> None:
+    def search(trials_per_task: int) -> optuna.Study:
+        return run_study(
+            "envelope",
+            "deep-sea-treasure-v0",
+            search_space={
+                "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
+                "gamma": {"low": 0.9, "high": 1.0},
+            },
+            train_hyperparams=SHAPES,
+            total_timesteps=40,
+            n_trials=5,
+            num_seeds=2,
+            seed=3,
+            seeds_per_task=seeds_per_task,
+            trials_per_task=trials_per_task,
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            milestones=1,
+            cluster=client,
+            run_dir=tmp_path / str(trials_per_task),
+            progress=False,
+        )
+
+    alone, together = search(1), search(3)
+
+    assert [t.params for t in together.trials] == [t.params for t in alone.trials]
+    for ours, theirs in zip(seed_results(together), seed_results(alone), strict=True):
+        assert (ours.trial, ours.seed, ours.state) == (theirs.trial, theirs.seed, "finished")
+        assert ours.front is not None and theirs.front is not None
+        np.testing.assert_allclose(ours.front, theirs.front)
+    tasks: dict[tuple[float, str], list[tuple[int, int]]] = {}
+    for r in seed_results(together):
+        tasks.setdefault((r.started, r.worker), []).append((r.trial, r.seed))
+    sizes = {len(runs) for runs in tasks.values()}
+    assert max(sizes) == 3 * seeds_per_task
+    assert len({r.started for r in seed_results(alone)}) == 10 // seeds_per_task
+
+
+def test_trials_of_different_shapes_do_not_share_a_batch(client: Client, tmp_path: Path) -> None:
+    study = run_study(
+        "envelope",
+        "deep-sea-treasure-v0",
+        search_space={"batch_size": {"choices": [4, 8]}},
+        train_hyperparams={k: v for k, v in SHAPES.items() if k != "batch_size"},
+        total_timesteps=20,
+        n_trials=8,
+        num_seeds=1,
+        trials_per_task=4,
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        milestones=1,
+        cluster=client,
+        run_dir=tmp_path,
+        progress=False,
+    )
+
+    assert {r.state for r in seed_results(study)} == {"finished"}
+    shapes: dict[float, set[int]] = {}
+    members: dict[float, int] = {}
+    for r in seed_results(study):
+        shapes.setdefault(r.started, set()).add(study.trials[r.trial].params["batch_size"])
+        members[r.started] = members.get(r.started, 0) + 1
+    assert all(len(sizes) == 1 for sizes in shapes.values())
+    assert max(members.values()) > 1
+
+
+def test_auto_puts_a_trials_seeds_together_while_there_is_enough_to_do(
+    client: Client, tmp_path: Path
+) -> None:
+    study = run_study(
+        "envelope",
+        "deep-sea-treasure-v0",
+        train_hyperparams=SHAPES,
+        total_timesteps=20,
+        n_trials=6,
+        num_seeds=4,
+        seeds_per_task="auto",
+        milestones=1,
+        cluster=client,
+        run_dir=tmp_path,
+        progress=False,
+    )
+
+    starts_of = [{r.started for r in seed_results(study) if r.trial == t} for t in range(6)]
+    assert len(starts_of[0]) == 1  # 24 seeds for two slots
+    assert len(starts_of[-1]) == 4  # the last four: two slots share them
+
+
+def test_trials_of_an_own_algorithm_share_no_task(call: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="trials_per_task = 2 is not valid for an algorithm of"):
+        run_study(trainables.quick, **{**call, "trials_per_task": 2})
+
+
+def test_auto_is_one_seed_a_task_for_an_own_algorithm(call: dict[str, Any], tmp_path: Path) -> None:
+    study = run_study(trainables.quick, **{**call, "n_trials": 2, "seeds_per_task": "auto"})
+
+    assert len({r.started for r in seed_results(study)}) == len(seed_results(study))
+
+
+@pytest.mark.parametrize("value", ["all", 0, 1.5, True])
+def test_seeds_per_task_is_checked(call: dict[str, Any], value: Any) -> None:
+    with pytest.raises(UsageError, match=r"seeds_per_task = .* give an integer ≥ 1, or 'auto'"):
+        run_study(trainables.quick, **{**call, "seeds_per_task": value})
+
+
 @pytest.mark.parametrize(("aggregate", "expected"), [("mean", 2.0), ("median", 1.0), ("min", 0.0)])
 def test_aggregates(call: dict[str, Any], aggregate: str, expected: float) -> None:
     study = run_study(

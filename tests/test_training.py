@@ -18,7 +18,7 @@ from dask_mohpo import SeedContext, training
 from dask_mohpo.devices import cpu_count
 from dask_mohpo.errors import UsageError
 from dask_mohpo.evaluation import Evaluator
-from dask_mohpo.records import SeedResult, SeedTask
+from dask_mohpo.records import SeedResult, SeedRun, SeedTask
 from dask_mohpo.training import checkpoint_path, request_stop, resolve_function, train_seeds
 
 Train = Callable[[dict[str, Any], SeedContext], Any]
@@ -30,13 +30,10 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SeedTask:
     monkeypatch.setattr(training, "_stopped_sessions", set())
     return SeedTask(
         study="study",
-        trial=3,
-        seeds=(7,),
-        attempt=1,
+        runs=(SeedRun(trial=3, seed=7, attempt=1, config={"x": 2.0}),),
         session="now",
         algo="set by the test",
         env_id="deep-sea-treasure-v0",
-        config={"x": 2.0},
         total_timesteps=100,
         ref_point=(0.0, -50.0),
         eval_gamma=0.98,
@@ -46,6 +43,13 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SeedTask:
         checkpoint_dir=str(tmp_path / "checkpoints"),
         exclusive=True,
     )
+
+
+def with_seeds(task: SeedTask, *seeds: int, config: dict[str, Any] | None = None) -> SeedTask:
+    """The task with these seeds, and maybe with another configuration, instead of its one seed."""
+    [first] = task.runs
+    config = dict(first.config) if config is None else config
+    return replace(task, runs=tuple(replace(first, seed=s, config=config) for s in seeds))
 
 
 def run(task: SeedTask, train: Train) -> SeedResult:
@@ -246,7 +250,8 @@ def test_an_interrupt_is_no_fault_of_the_seed(task: SeedTask) -> None:
 
 
 def test_the_seeds_of_a_batch_come_in_order_and_as_if_alone(task: SeedTask) -> None:
-    task = replace(task, algo="envelope", config=TINY, seeds=(5, 6), total_timesteps=40)
+    task = replace(task, algo="envelope", total_timesteps=40)
+    task = with_seeds(task, 5, 6, config=TINY)
 
     results = train_seeds(task)
 
@@ -254,7 +259,8 @@ def test_the_seeds_of_a_batch_come_in_order_and_as_if_alone(task: SeedTask) -> N
     assert {r.state for r in results} == {"finished"}
     assert [[m.step for m in r.milestones] for r in results] == [[20, 40]] * 2
     for result in results:
-        [alone] = train_seeds(replace(task, seeds=(result.seed,)))
+        own = tuple(r for r in task.runs if r.seed == result.seed)
+        [alone] = train_seeds(replace(task, runs=own))
         assert alone.front is not None
         np.testing.assert_array_equal(result.front, alone.front)
 
@@ -268,7 +274,7 @@ def test_seeds_of_a_function_train_one_after_the_other(task: SeedTask) -> None:
             raise ValueError("seed 2")
         return [[config["x"] + context.seed, -1.0]]
 
-    results = train_seeds(replace(task, algo=train, seeds=(1, 2, 3)))
+    results = train_seeds(replace(with_seeds(task, 1, 2, 3), algo=train))
 
     assert [(r.seed, r.state) for r in results] == [(1, "finished"), (2, "failed"), (3, "finished")]
     fronts = [None if r.front is None else r.front.tolist() for r in results]
@@ -283,7 +289,7 @@ def test_a_stop_leaves_the_seeds_that_come_after_untrained(task: SeedTask) -> No
         request_stop("now")
         return [[1.0, -1.0]]  # without a look at the stop: it is a result
 
-    results = train_seeds(replace(task, algo=train, seeds=(1, 2, 3)))
+    results = train_seeds(replace(with_seeds(task, 1, 2, 3), algo=train))
 
     assert trained == [1]
     assert [r.state for r in results] == ["finished", "stopped", "stopped"]
@@ -313,7 +319,10 @@ def test_a_stop_ends_a_batch_at_a_milestone_but_a_final_front_counts(
 
     monkeypatch.setattr(Evaluator, "fronts", fronts)
     task = replace(
-        task, algo="envelope", config=TINY, seeds=(5, 6), total_timesteps=20, milestones=milestones
+        with_seeds(task, 5, 6, config=TINY),
+        algo="envelope",
+        total_timesteps=20,
+        milestones=milestones,
     )
 
     results = train_seeds(task)
@@ -342,19 +351,20 @@ def test_an_agent_is_measured_as_the_study_says(
 
     monkeypatch.setattr(training, "Evaluator", Noting)
     config = {**TINY, "gamma": 0.5}
-    task = replace(task, algo="envelope", config=config, total_timesteps=9, milestones=3)
+    task = replace(task, algo="envelope", total_timesteps=9, milestones=3)
+    task = with_seeds(task, 7, config=config)
     task = replace(task, num_eval_weights=15, num_eval_episodes=2)
 
     [result] = train_seeds(task)
 
-    assert made == [(task.env_id, (7,), {"gamma": 0.98, "num_episodes": 2})]
+    assert made == [(task.env_id, [7], {"gamma": 0.98, "num_episodes": 2})]
     assert counts == [[3], [3], [15]]
     assert [m.step for m in result.milestones] == [3, 6, 9]
     assert (result.eval_gamma, result.ref_point) == (0.98, (0.0, -50.0))
 
 
 def test_a_mistake_in_the_configuration_fails_all_seeds_of_a_batch(task: SeedTask) -> None:
-    results = train_seeds(replace(task, algo="envelope", config={"tau": 7}, seeds=(5, 6)))
+    results = train_seeds(replace(with_seeds(task, 5, 6, config={"tau": 7}), algo="envelope"))
     assert [r.state for r in results] == ["failed"] * 2
     assert all(str(r.error).startswith("UsageError: envelope: tau = 7") for r in results)
 
@@ -378,3 +388,65 @@ def test_functions_that_are_not_there(
 
 def test_a_function_by_its_name() -> None:
     assert resolve_function("math:sqrt") is math.sqrt
+
+
+def test_trials_in_one_batch_give_what_each_gives_alone(task: SeedTask) -> None:
+    configs = [{**TINY, "gamma": 0.9}, {**TINY, "learning_rate": 0.01, "tau": 0.5, "per": False}]
+    runs = tuple(
+        SeedRun(trial=trial, seed=seed, attempt=0, config=config)
+        for trial, config in enumerate(configs)
+        for seed in (5, 6)
+    )
+    task = replace(task, algo="envelope", total_timesteps=60, runs=runs)
+
+    together = train_seeds(task)
+
+    assert [(r.trial, r.seed, r.state) for r in together] == [
+        (0, 5, "finished"),
+        (0, 6, "finished"),
+        (1, 5, "finished"),
+        (1, 6, "finished"),
+    ]
+    for result, one in zip(together, runs, strict=True):
+        [alone] = train_seeds(replace(task, runs=(one,)))
+        assert alone.front is not None and result.front is not None
+        np.testing.assert_allclose(result.front, alone.front)
+        assert [m.hypervolume for m in result.milestones] == pytest.approx(
+            [m.hypervolume for m in alone.milestones]
+        )
+
+
+def test_trials_that_cannot_share_a_batch_fail_with_the_reason(task: SeedTask) -> None:
+    runs = tuple(
+        SeedRun(trial=trial, seed=5, attempt=0, config={**TINY, "batch_size": 4 + trial})
+        for trial in range(2)
+    )
+
+    results = train_seeds(replace(task, algo="envelope", runs=runs))
+
+    assert [r.state for r in results] == ["failed"] * 2
+    assert "must agree in net_arch, batch_size" in str(results[0].error)
+
+
+@pytest.mark.parametrize("at_milestone", [True, False])
+def test_a_bad_front_in_a_batch_fails_its_own_seed_alone(
+    task: SeedTask, monkeypatch: pytest.MonkeyPatch, at_milestone: bool
+) -> None:
+    measured = Evaluator.fronts
+    calls = []
+
+    def fronts(self: Evaluator, policies: Any) -> list[np.ndarray]:
+        calls.append(policies)
+        found = measured(self, policies)
+        if len(calls) == (1 if at_milestone else 2):
+            found[0] = np.full_like(found[0], np.nan)
+        return found
+
+    monkeypatch.setattr(Evaluator, "fronts", fronts)
+    task = replace(with_seeds(task, 5, 6, config=TINY), algo="envelope", total_timesteps=20)
+
+    bad, good = train_seeds(task)
+
+    assert (bad.state, good.state) == ("failed", "finished")
+    assert "NaN or infinity" in str(bad.error)
+    assert (len(bad.milestones), len(good.milestones)) == (0 if at_milestone else 1, 2)

@@ -13,7 +13,7 @@ def has_row(weights, point):
 
 
 @pytest.mark.parametrize("num_objectives", [2, 3, 6])
-@pytest.mark.parametrize("num_weights", [1, 2, 3, 5, 6, 7, 20])
+@pytest.mark.parametrize("num_weights", [1, 2, 3, 6, 7, 20])
 def test_simplex_weights(num_objectives, num_weights):
     weights = simplex_weights(num_objectives, num_weights)
     assert weights.shape == (num_weights, num_objectives)
@@ -56,11 +56,11 @@ def test_points_keep_apart():
 
 @pytest.mark.parametrize("num_objectives", [2, 3])
 def test_simplex_weights_are_always_the_same(num_objectives):
-    first = simplex_weights(num_objectives, 12).copy()
+    first = simplex_weights(num_objectives, 6).copy()
     simplex_weights.cache_clear()
     np.random.seed(5)
     before = np.random.get_state()[1].copy()  # type: ignore[index]
-    assert np.array_equal(simplex_weights(num_objectives, 12), first)
+    assert np.array_equal(simplex_weights(num_objectives, 6), first)
     assert np.array_equal(np.random.get_state()[1], before)  # type: ignore[index]
 
 
@@ -82,3 +82,10 @@ def test_random_weights_come_from_the_generator():
     first = random_weights(np.random.default_rng(3), 4, 3)
     assert np.array_equal(random_weights(np.random.default_rng(3), 4, 3), first)
     assert not np.array_equal(random_weights(np.random.default_rng(4), 4, 3), first)
+
+
+def test_random_weights_of_any_shape_are_the_same_draws():
+    flat = random_weights(np.random.default_rng(0), 24, 3)
+    shaped = random_weights(np.random.default_rng(0), (4, 6), 3)
+    assert shaped.shape == (4, 6, 3)
+    assert np.array_equal(shaped.reshape(24, 3), flat)

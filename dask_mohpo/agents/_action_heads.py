@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from dask_mohpo.agents._envs import FlatEnvs
 from dask_mohpo.errors import EnvironmentSpecError
@@ -37,13 +36,21 @@ class ActionHead(Protocol):
         ...
 
     def explore(
-        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
+        self, outputs: np.ndarray, draws: np.ndarray, *, noise: np.ndarray, random_share: np.ndarray
     ) -> np.ndarray:
-        """The actions of training."""
+        """The actions (S, N, ·) of training.
+
+        Parameters
+        ----------
+        outputs : of the network, (S, N, num_outputs).
+        draws : what `draws` gave, for these rows.
+        noise : one per learner, (S,).
+        random_share : probability of a uniformly random action, (S, N).
+        """
         ...
 
-    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """A mean per learner, summed over learners: their gradients do not mix."""
+    def loss_grad(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """Gradient of the loss, a mean over each learner's batch (S, N, ·), by the outputs."""
         ...
 
 
@@ -67,7 +74,7 @@ class DiscreteHead:
         return rng.random(shape)
 
     def explore(
-        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
+        self, outputs: np.ndarray, draws: np.ndarray, *, noise: np.ndarray, random_share: np.ndarray
     ) -> np.ndarray:
         weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
         probability = weights / weights.sum(axis=-1, keepdims=True)
@@ -76,9 +83,12 @@ class DiscreteHead:
         upper = probability.cumsum(axis=-1)[..., :-1]
         return (upper <= draws[..., None]).sum(axis=-1)
 
-    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        logits, labels = outputs.flatten(0, 1), actions.flatten()
-        return F.cross_entropy(logits, labels, reduction="sum") / actions.shape[1]
+    def loss_grad(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """That of the cross entropy."""
+        grad = torch.softmax(outputs, dim=-1)
+        taken = actions.unsqueeze(-1)
+        grad.scatter_add_(-1, taken, grad.new_full((1, 1, 1), -1.0).expand(taken.shape))
+        return grad.mul_(1.0 / actions.shape[1])
 
 
 class BoxHead:
@@ -114,23 +124,25 @@ class BoxHead:
         return rng.standard_normal((*shape, self.num_outputs))
 
     def explore(
-        self, outputs: np.ndarray, draws: np.ndarray, *, noise: float, random_share: np.ndarray
+        self, outputs: np.ndarray, draws: np.ndarray, *, noise: np.ndarray, random_share: np.ndarray
     ) -> np.ndarray:
         mean = np.where(self._bounded, np.tanh(outputs), outputs)
-        return self._action(mean + noise * draws)
+        return self._action(mean + noise[:, None, None] * draws)
 
     def _action(self, normal: np.ndarray) -> np.ndarray:
         action = self._middle + self._half * normal
         return np.clip(action, self._low, self._high).astype(np.float32)
 
-    def loss(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    def loss_grad(self, outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """That of the mean square of the error in units of half the range."""
         device = outputs.device
         middle, half, bounded = (
             torch.from_numpy(x).to(device) for x in (self._middle, self._half, self._bounded)
         )
         target = ((actions - middle) / half).float()
         mean = torch.where(bounded, torch.tanh(outputs), outputs)
-        return (mean - target).square().mean(dim=(1, 2)).sum()
+        slope = torch.where(bounded, 1 - mean.square(), 1.0)
+        return (mean - target) * slope * (2 / (outputs.shape[1] * outputs.shape[2]))
 
 
 def make_head(envs: FlatEnvs) -> ActionHead:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,11 @@ __all__ = [
     "Agent",
     "Config",
     "Policies",
-    "decay",
-    "generators",
+    "Schedule",
+    "per_learner",
 ]
+
+ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 class Actor(Protocol):
@@ -54,7 +56,7 @@ class Policies(Protocol):
 
 
 class Agent(Protocol):
-    """S learners with one configuration, each with a seed of its own.
+    """S learners, each with a seed of its own, and maybe with a configuration of its own.
 
     Learner s draws from its own random generators only, so its result does not depend on who
     shares the batch, up to floating-point reassociation.
@@ -79,6 +81,13 @@ class Config:
     """Base of the algorithms' hyperparameters: reads and checks a configuration."""
 
     ALGO: ClassVar[str]
+    SHARED: ClassVar[tuple[str, ...]] = ()
+    """Hyperparameters in which the learners of one batch must agree: those that shape arrays, or
+    say what is computed when."""
+
+    def batch_key(self) -> tuple[Any, ...]:
+        """Learners whose keys are equal can train in one batch."""
+        return tuple(getattr(self, name) for name in self.SHARED)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -116,7 +125,9 @@ class Config:
         if isinstance(value, np.generic):
             value = value.item()
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if "bool" in options and isinstance(value, bool):
+        if ("bool" in options and isinstance(value, bool)) or (
+            "str" in options and isinstance(value, str)
+        ):
             return value
         if "int" in options and is_number and float(value).is_integer():
             return float(value) if "float" in options and isinstance(value, float) else int(value)
@@ -133,17 +144,54 @@ class Config:
             raise UsageError(f"{self.ALGO}: {name} = {value!r} is not valid; it takes {what}.")
 
 
-def decay(start: float, end: float, steps: float | None, total: int, step: int) -> float:
-    """Linear schedule from `start` at step 0 to `end` at `steps`, constant from there.
+def per_learner(config: ConfigT | Sequence[ConfigT], num_learners: int) -> list[ConfigT]:
+    """A list with the configuration of each learner.
 
-    `steps` ≤ 1 is a fraction of the budget `total`; None keeps `start` for ever.
+    Raises
+    ------
+    UsageError
+        There are not as many as learners, or they differ where one batch must have one value.
     """
-    if steps is None:
-        return start
-    length = steps * total if steps <= 1 else steps
-    return end if step >= length else start + (end - start) * step / length
+    if isinstance(config, Config):
+        return [config] * num_learners
+    configs = list(config)
+    if len(configs) != num_learners:
+        raise UsageError(
+            f"{len(configs)} configurations for {num_learners} learners; give one for all, or one "
+            "for each."
+        )
+    for other in configs[1:]:
+        if other.batch_key() != configs[0].batch_key():
+            raise UsageError(
+                f"learners of one batch must agree in {', '.join(other.SHARED)}, not have "
+                f"{configs[0].batch_key()} and {other.batch_key()}."
+            )
+    return configs
 
 
-def generators(seeds: Sequence[int], stream: int) -> list[np.random.Generator]:
-    """One generator per learner; different streams of one seed are independent."""
-    return [np.random.default_rng([seed, stream]) for seed in seeds]
+class Schedule:
+    """Linear schedules of S learners: from `start` at step 0 to `end` at `steps`, then constant.
+
+    Parameters
+    ----------
+    start, end : one number per learner.
+    steps : one per learner; ≤ 1 is a fraction of the budget `total`; None keeps `start` for ever.
+    total : steps of the whole training.
+    """
+
+    def __init__(
+        self,
+        start: Sequence[float],
+        end: Sequence[float],
+        steps: Sequence[float | None],
+        total: int,
+    ) -> None:
+        self._start = np.array(start, float)
+        self._change = np.array(end, float) - self._start
+        self._length = np.array(
+            [np.inf if n is None else n * total if n <= 1 else n for n in steps], float
+        )
+
+    def __call__(self, step: int) -> np.ndarray:
+        """The values (S,) at this step."""
+        return self._start + self._change * np.minimum(step / self._length, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -68,10 +68,33 @@ class FlatEnvs:
         obs, _ = self.envs[index].reset(seed=seed)
         return self._flat(obs)
 
-    def step(self, index: int, action: Any) -> tuple[np.ndarray, np.ndarray, bool, bool]:
-        """obs, vector reward, terminated, truncated."""
-        obs, reward, terminated, truncated, _ = self.envs[index].step(action)
-        return self._flat(obs), np.asarray(reward, np.float64), bool(terminated), bool(truncated)
+    def step(
+        self,
+        copies: Iterable[int],
+        actions: np.ndarray,
+        obs: np.ndarray,
+        rewards: np.ndarray,
+        places: Iterable[int],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Step some copies, each from its place in arrays of N rows to the same place.
+
+        Parameters
+        ----------
+        copies, places : which copies, and the place of each.
+        actions : (N, ·), read.
+        obs, rewards : (N, obs_dim) and (N, num_objectives), written; other rows stay.
+
+        Returns
+        -------
+        terminated, truncated : bool (N,), False in other rows.
+        """
+        terminated, truncated = np.zeros((2, len(obs)), bool)
+        for copy, place in zip(copies, places, strict=True):
+            seen, rewards[place], terminated[place], truncated[place], _ = self.envs[copy].step(
+                actions[place]
+            )
+            obs[place] = seen if self._plain else self._flat(seen)
+        return terminated, truncated
 
     def close(self) -> None:
         for env in self.envs:

@@ -104,7 +104,7 @@ class Episodes:
         return self.returns[index], self.lengths[index].astype(float)
 
 
-def returns_to_go(rewards: np.ndarray, gamma: float) -> np.ndarray:
+def returns_to_go(rewards: np.ndarray, gamma: float | np.ndarray) -> np.ndarray:
     """Discounted sums of the rewards from each step on; time is the first axis."""
     returns = rewards.astype(np.float64)
     for t in range(len(returns) - 2, -1, -1):

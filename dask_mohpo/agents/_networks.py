@@ -1,19 +1,28 @@
-"""Networks for a batch of S independent learners.
+"""Networks for a batch of S independent learners, with their gradients and their optimiser.
 
-All parameters of a network lie in one tensor (S, P): row s belongs to learner s alone. Gradient
-clipping, the optimiser and copies into a target network are then one operation each, and every
-matrix product is one batched product over the learners.
+All parameters of a network lie in one tensor (S, P): row s belongs to learner s alone. Every matrix
+product is one batched product over the learners. Gradients are written out by hand, into memory
+that is allocated once: autograd's bookkeeping costs as much as the arithmetic of a small network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch.optim.adam import adam
 
-__all__ = ["StackedLinear", "clip_grad_norm", "soft_update"]
+__all__ = [
+    "MLP",
+    "StackedAdam",
+    "StackedLinear",
+    "clip_grad_norm",
+    "no_denormals",
+    "relu_backward_",
+]
 
 
 class StackedLinear:
@@ -27,7 +36,7 @@ class StackedLinear:
 
     Attributes
     ----------
-    flat : (S, P) leaf tensor with its gradient preallocated.
+    flat, grad : (S, P) parameters, and their gradient.
     """
 
     def __init__(
@@ -49,14 +58,8 @@ class StackedLinear:
         return np.concatenate(parts).astype(np.float32)
 
     def _adopt(self, flat: torch.Tensor) -> None:
-        self.flat = flat.requires_grad_(True)
-        self.flat.grad = torch.zeros_like(flat)
-        self._layers = [
-            (weight.requires_grad_(True), bias.requires_grad_(True))
-            for weight, bias in self._views(flat.detach())
-        ]
-        self._leaves = [tensor for layer in self._layers for tensor in layer]
-        self._grads = [tensor for layer in self._views(self.flat.grad) for tensor in layer]
+        self.flat, self.grad = flat, torch.zeros_like(flat)
+        self.layers, self.grads = self._views(flat), self._views(self.grad)
 
     def _views(self, flat: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Weights (S, n_inputs, n_outputs) and biases (S, 1, n_outputs) in the flat memory."""
@@ -72,10 +75,12 @@ class StackedLinear:
     def num_learners(self) -> int:
         return self.flat.shape[0]
 
-    def __call__(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, x: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """(S, N, n_inputs) → (S, N, n_outputs)."""
-        weight, bias = self._layers[layer]
-        return torch.baddbmm(bias, x, weight)
+        weight, bias = self.layers[layer]
+        return torch.baddbmm(bias, x, weight, out=out)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """All layers in turn, with ReLU between them."""
@@ -84,35 +89,213 @@ class StackedLinear:
             x = torch.relu_(self(layer, x))
         return self(last, x)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Set the gradient to that of this loss: a sum over learners, so that none mix."""
-        torch._foreach_copy_(self._grads, torch.autograd.grad(loss, self._leaves))
+    def set_grad(self, layer: int, x: torch.Tensor, delta: torch.Tensor) -> None:
+        """Set a layer's gradient, from its inputs x and the gradient of the loss by its outputs.
+
+        The loss is a sum over learners, so their gradients do not mix.
+        """
+        weight, bias = self.grads[layer]
+        torch.bmm(x.transpose(1, 2), delta, out=weight)
+        torch.sum(delta, dim=1, keepdim=True, out=bias)
+
+    def input_grad(
+        self, layer: int, delta: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Gradient of the loss by a layer's inputs, from that by its outputs."""
+        return torch.bmm(delta, self.layers[layer][0].transpose(1, 2), out=out)
 
     def copy(self) -> StackedLinear:
         """The same parameters in memory of their own."""
+        return self.rows(range(self.num_learners))
+
+    def rows(self, learners: Sequence[int]) -> StackedLinear:
+        """These learners alone, in memory of their own."""
         other = object.__new__(StackedLinear)
         other.shapes = self.shapes
-        other._adopt(self.flat.detach().clone())
+        other._adopt(self.flat[list(learners)])
         return other
 
-    def keep(self, learners: Sequence[int]) -> None:
-        """Drop all learners but these."""
-        index = torch.as_tensor(learners, device=self.flat.device)
-        self._adopt(self.flat.detach()[index].clone())
+
+class MLP:
+    """Passes of a fixed number of rows through all layers, with ReLU between them, and back.
+
+    Parameters
+    ----------
+    network : its layers and their gradients are used in place.
+    num_rows : N.
+    num_grad_rows : the first so many rows have a gradient.
+    half : the products between hidden layers in bfloat16, of which `round_weights` makes copies;
+        sums within a product, activations, gradients and parameters stay in float32.
+
+    Attributes
+    ----------
+    input, output : (S, N, ·), to be filled and read.
+    """
+
+    def __init__(
+        self, network: StackedLinear, num_rows: int, num_grad_rows: int = 0, *, half: bool = False
+    ) -> None:
+        self.network = network
+        self._grad_rows = num_grad_rows
+        num, device = network.num_learners, network.flat.device
+
+        def empty(rows: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(num, rows, width, dtype=dtype, device=device)
+
+        widths = [n_out for _, n_out in network.shapes]
+        self.input = empty(num_rows, network.shapes[0][0])
+        self.output = empty(num_rows, widths[-1])
+        self._hidden = [empty(num_rows, width) for width in widths[:-1]]
+        self._deltas = [empty(num_grad_rows, width) for width in widths[:-1]]
+        inner = range(1, len(widths) - 1) if half else ()
+        self._halves = {
+            layer: _HalfLayer(network, layer, empty(num_rows, 0).shape, num_grad_rows)
+            for layer in inner
+        }
+        self.round_weights()
+
+    def round_weights(self) -> None:
+        """The parameters have changed."""
+        for half in self._halves.values():
+            half.round_weights()
+
+    def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
+        """Outputs for `input`, or for other rows (S, N, ·)."""
+        x = self.input if x is None else x
+        for layer, hidden in enumerate(self._hidden):
+            half = self._halves.get(layer)
+            if half is None:
+                self.network(layer, x, out=hidden)
+            else:
+                half.forward(x, hidden)
+            x = torch.relu_(hidden)
+        return self.network(len(self._hidden), x, out=self.output)
+
+    def backward(self, delta: torch.Tensor) -> None:
+        """Set the network's gradient, from that of the loss by the first rows of the output."""
+        for layer in range(len(self._hidden), 0, -1):
+            x = self._hidden[layer - 1][:, : self._grad_rows]
+            half, into = self._halves.get(layer), self._deltas[layer - 1]
+            if half is None:
+                self.network.set_grad(layer, x, delta)
+                self.network.input_grad(layer, delta, out=into)
+            else:
+                half.backward(delta, into)
+            delta = relu_backward_(into, x)
+        self.network.set_grad(0, self.input[:, : self._grad_rows], delta)
 
 
-def clip_grad_norm(network: StackedLinear, max_norm: float) -> None:
-    """Scale each learner's gradient to a norm of at most `max_norm`, independent of the others."""
-    grad = network.flat.grad
-    assert grad is not None
-    norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-    grad.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+class _HalfLayer:
+    """The products of one layer in bfloat16."""
+
+    def __init__(
+        self, network: StackedLinear, layer: int, shape: torch.Size, num_grad_rows: int
+    ) -> None:
+        self._weight, self._bias = network.layers[layer]
+        self._weight_grad, self._bias_grad = network.grads[layer]
+        num, rows, n_in, n_out = *shape[:2], *network.shapes[layer]
+
+        def empty(*sizes: int) -> torch.Tensor:
+            return torch.empty(*sizes, dtype=torch.bfloat16, device=network.flat.device)
+
+        self._w, self._b = empty(num, n_in, n_out), empty(num, 1, n_out)
+        self._x, self._y = empty(num, rows, n_in), empty(num, rows, n_out)
+        self._w_grad = empty(num, n_in, n_out)
+        self._delta = empty(num, num_grad_rows, n_out)
+        self._x_grad = empty(num, num_grad_rows, n_in)
+
+    def round_weights(self) -> None:
+        self._w.copy_(self._weight)
+        self._b.copy_(self._bias)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._x.copy_(x)
+        out.copy_(torch.baddbmm(self._b, self._x, self._w, out=self._y))
+
+    def backward(self, delta: torch.Tensor, out: torch.Tensor) -> None:
+        self._delta.copy_(delta)
+        x = self._x[:, : delta.shape[1]].transpose(1, 2)
+        self._weight_grad.copy_(torch.bmm(x, self._delta, out=self._w_grad))
+        torch.sum(delta, dim=1, keepdim=True, out=self._bias_grad)
+        out.copy_(torch.bmm(self._delta, self._w.transpose(1, 2), out=self._x_grad))
 
 
-def soft_update(target: StackedLinear, online: StackedLinear, tau: float) -> None:
-    """target ← (1 − tau)·target + tau·online; tau = 1 is a copy."""
-    with torch.no_grad():
-        if tau == 1.0:
-            target.flat.copy_(online.flat)
-        else:
-            target.flat.lerp_(online.flat, tau)
+class StackedAdam:
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980) for S learners, each with its own learning rate.
+
+    Each learner counts its own updates. Learners are passed to the fused kernel one by one: their
+    places in memory decide how it rounds, and must not depend on who else is there.
+
+    Parameters
+    ----------
+    network : whose parameters follow their gradients.
+    learning_rates : one per learner.
+    """
+
+    def __init__(self, network: StackedLinear, learning_rates: Sequence[float]) -> None:
+        steps = torch.zeros(network.num_learners, device=network.flat.device)
+        zeros = torch.zeros_like(network.flat), torch.zeros_like(network.flat)
+        self._adopt(network, list(learning_rates), *zeros, steps)
+
+    def _adopt(
+        self,
+        network: StackedLinear,
+        rates: list[float],
+        mean: torch.Tensor,
+        square: torch.Tensor,
+        steps: torch.Tensor,
+    ) -> None:
+        self._rates, self.mean, self.square, self.steps = rates, mean, square, steps
+        every = [(network.flat, network.grad, mean, square, steps)]
+        self._groups = []
+        for rate in dict.fromkeys(rates):
+            members = [s for s, other in enumerate(rates) if other == rate]
+            views = [[tensor[s] for s in members] for tensor in every[0]]
+            self._groups.append((rate, views))
+
+    def step(self) -> None:
+        for rate, (params, grads, means, squares, steps) in self._groups:
+            adam(
+                params, grads, means, squares, [], steps, fused=True, amsgrad=False, beta1=0.9,
+                beta2=0.999, lr=rate, weight_decay=0.0, eps=1e-8, maximize=False,
+            )  # fmt: skip
+
+    def rows(self, network: StackedLinear, learners: Sequence[int]) -> StackedAdam:
+        """The states of these learners alone, in memory of their own, for a network of theirs."""
+        index = list(learners)
+        other = object.__new__(StackedAdam)
+        rates = [self._rates[s] for s in index]
+        other._adopt(network, rates, self.mean[index], self.square[index], self.steps[index])
+        return other
+
+    def put_back(self, learners: Sequence[int], other: StackedAdam) -> None:
+        """Take over what `rows` has become."""
+        index = list(learners)
+        self.mean[index], self.square[index] = other.mean, other.square
+        self.steps[index] = other.steps
+
+
+def relu_backward_(delta: torch.Tensor, activations: torch.Tensor) -> torch.Tensor:
+    """Turn, in place, the gradient by ReLU's outputs into that by its inputs."""
+    torch.ops.aten.threshold_backward.grad_input(delta, activations, 0, grad_input=delta)
+    return delta
+
+
+def clip_grad_norm(network: StackedLinear, max_norms: torch.Tensor) -> None:
+    """Scale each learner's gradient to a norm of at most its own of `max_norms` (S, 1)."""
+    norm = torch.linalg.vector_norm(network.grad, dim=1, keepdim=True)
+    network.grad.mul_((max_norms / norm.add_(1e-6)).clamp_(max=1.0))
+
+
+@contextlib.contextmanager
+def no_denormals() -> Iterator[None]:
+    """In this thread, numbers too small for full precision (below 1e-38) are zero.
+
+    Adam's averages of gradients that have become zero shrink until they get there, and processors
+    then take ten times as long. CPUs alone are concerned.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)

@@ -10,11 +10,12 @@ __all__ = ["random_weights", "simplex_weights"]
 
 
 def random_weights(
-    generator: np.random.Generator, num_weights: int, num_objectives: int
+    generator: np.random.Generator, shape: int | tuple[int, ...], num_objectives: int
 ) -> np.ndarray:
-    """Weights drawn uniformly from the simplex, (num_weights, num_objectives)."""
-    draws = generator.standard_exponential((num_weights, num_objectives))
-    return draws / draws.sum(axis=1, keepdims=True)
+    """Weights drawn uniformly from the simplex, (*shape, num_objectives)."""
+    sizes = (shape,) if isinstance(shape, int) else shape
+    draws = generator.standard_exponential((*sizes, num_objectives))
+    return draws / draws.sum(axis=-1, keepdims=True)
 
 
 @functools.cache

@@ -11,24 +11,28 @@ Q(s', a, w') that w values most: the envelope of the solution frontier.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import optuna
 import torch
 
 from dask_mohpo.agents._buffers import ReplayBuffer
-from dask_mohpo.agents._contract import Actor, Config, decay, generators
+from dask_mohpo.agents._contract import Actor, Config, Schedule, per_learner
+from dask_mohpo.agents._draws import Blocks, generators
+from dask_mohpo.agents._envelope_learning import EnvelopeLearning, LearningShape
 from dask_mohpo.agents._envs import TRAINING, FlatEnvs, episode_seed, require_discrete
-from dask_mohpo.agents._networks import StackedLinear, clip_grad_norm, soft_update
+from dask_mohpo.agents._networks import no_denormals
 from dask_mohpo.agents._weights import random_weights, simplex_weights
+
+if TYPE_CHECKING:
+    import optuna
 
 __all__ = ["AGENT", "CONFIG", "Envelope", "EnvelopeConfig", "search_space"]
 
 MIN_PRIORITY = 0.01
+PRECISIONS = ("float32", "bf16")
 INIT, ACT, LEARN = range(3)
 
 
@@ -37,6 +41,15 @@ class EnvelopeConfig(Config):
     """Hyperparameters of Envelope Q-learning."""
 
     ALGO: ClassVar[str] = "envelope"
+    SHARED: ClassVar[tuple[str, ...]] = (
+        "net_arch",
+        "batch_size",
+        "num_sample_w",
+        "learning_starts",
+        "gradient_updates",
+        "envelope",
+        "precision",
+    )
 
     learning_rate: float = 3e-4
     """Step size of Adam."""
@@ -80,6 +93,9 @@ class EnvelopeConfig(Config):
     """Weight of the scalarised loss after the decay."""
     homotopy_decay_steps: float | None = 0.5
     """Steps from the initial to the final λ; read like `epsilon_decay_steps`."""
+    precision: str = "float32"
+    """Of the products between hidden layers in updates: float32 or bf16 (bfloat16, faster on CPUs
+    and GPUs that have it); parameters and sums are float32 all the same."""
 
     def __post_init__(self) -> None:
         for name in ("initial_epsilon", "final_epsilon", "per_alpha", "gamma"):
@@ -97,6 +113,7 @@ class EnvelopeConfig(Config):
             "num_sample_w",
         ):
             self._require(name, getattr(self, name) >= 1, "an integer ≥ 1")
+        self._require("precision", self.precision in PRECISIONS, f"one of {PRECISIONS}")
         self._require("learning_rate", self.learning_rate > 0, "a number > 0")
         self._require("tau", 0 < self.tau <= 1, "a number in (0, 1]")
         self._require("learning_starts", self.learning_starts >= 0, "an integer ≥ 0")
@@ -117,7 +134,8 @@ class Envelope:
 
     Parameters
     ----------
-    config : the hyperparameters, the same for all learners.
+    config : the hyperparameters, one for all learners or one for each; those named in
+        `EnvelopeConfig.SHARED` must be the same.
     env_id : an env with discrete actions and vector observations.
     seeds : one per learner.
     total_timesteps : the budget of each learner, for decays given as a fraction of it.
@@ -126,39 +144,68 @@ class Envelope:
 
     def __init__(
         self,
-        config: EnvelopeConfig,
+        config: EnvelopeConfig | Sequence[EnvelopeConfig],
         env_id: str,
         seeds: Sequence[int],
         *,
         total_timesteps: int,
         device: str = "cpu",
     ) -> None:
-        self.config = config
-        self.device = torch.device(device)
-        self._total = total_timesteps
         self._seeds = list(seeds)
         num = len(self._seeds)
+        configs = per_learner(config, num)
+        self._common = configs[0]
         self._envs = FlatEnvs(env_id, num)
         self._num_actions = require_discrete(self._envs, "envelope", ["pcn"])
         self._num_objectives = self._envs.num_objectives
-        self._act_rng = generators(seeds, ACT)
-        self._learn_rng = generators(seeds, LEARN)
-        widths = [
-            self._envs.obs_dim + self._num_objectives,
-            *config.net_arch,
-            self._num_actions * self._num_objectives,
-        ]
-        shapes = list(itertools.pairwise(widths))
-        self._online = StackedLinear(shapes, generators(seeds, INIT), self.device)
-        self._target = self._online.copy()
-        self._optimizer = torch.optim.Adam([self._online.flat], lr=config.learning_rate, fused=True)
+        self._gamma = np.array([c.gamma for c in configs])
+        self._per_alpha = np.array([[c.per_alpha] for c in configs])
+        self._tau = np.array([c.tau for c in configs])
+        self._copy_every = np.array([c.target_net_update_freq for c in configs])
+        self._epsilon = Schedule(
+            [c.initial_epsilon for c in configs],
+            [c.final_epsilon for c in configs],
+            [c.epsilon_decay_steps for c in configs],
+            total_timesteps,
+        )
+        self._homotopy = Schedule(
+            [c.initial_homotopy_lambda for c in configs],
+            [c.final_homotopy_lambda for c in configs],
+            [c.homotopy_decay_steps for c in configs],
+            total_timesteps,
+        )
         self._buffer = ReplayBuffer(
-            num,
-            min(config.buffer_size, total_timesteps),
+            [min(c.buffer_size, total_timesteps) for c in configs],
             self._envs.obs_dim,
             self._num_objectives,
-            prioritised=config.per,
+            prioritised=[c.per for c in configs],
         )
+        self.learning = EnvelopeLearning(
+            LearningShape(
+                obs_dim=self._envs.obs_dim,
+                num_objectives=self._num_objectives,
+                num_actions=self._num_actions,
+                net_arch=self._common.net_arch,
+                batch_size=self._common.batch_size,
+                num_sample_w=self._common.num_sample_w,
+                envelope=self._common.envelope,
+                half=self._common.precision == "bf16",
+            ),
+            learning_rates=[c.learning_rate for c in configs],
+            max_grad_norms=[c.max_grad_norm for c in configs],
+            generators=generators(seeds, INIT),
+            row=self._buffer.parts,
+            device=torch.device(device),
+        )
+        self._act_rng = generators(seeds, ACT)
+        self._act_draws = Blocks(self._act_rng, lambda rng, n: rng.random((n, 2)))
+        learn_rng = generators(seeds, LEARN)
+        batch, num_w = self._common.batch_size, self._common.num_sample_w
+        self._batch_draws = Blocks(learn_rng, lambda rng, n: rng.random((n, batch)))
+        self._weight_draws = Blocks(
+            learn_rng, lambda rng, n: random_weights(rng, (n, num_w), self._num_objectives)
+        )
+        self._drawn: np.ndarray | None = None
         self._step = 0
         self._episodes = [0] * num
         self._obs = np.zeros((num, self._envs.obs_dim), np.float32)
@@ -170,35 +217,21 @@ class Envelope:
     def steps(self) -> Sequence[int]:
         return [self._step] * len(self._seeds)
 
+    @no_denormals()
     def train(self, until: int) -> None:
-        config = self.config
         while self._step < until:
             self._interact()
             self._step += 1
-            if self._step > config.learning_starts:
-                for _ in range(config.gradient_updates):
+            if self._step > self._common.learning_starts:
+                for _ in range(self._common.gradient_updates):
                     self._update()
-            if config.tau < 1 or self._step % config.target_net_update_freq == 0:
-                soft_update(self._target, self._online, config.tau)
+            share = np.where(self._tau < 1, self._tau, self._step % self._copy_every == 0)
+            if share.any():
+                self.learning.follow(share)
 
     def policies(self, num_weights: int) -> EnvelopePolicies:
         weights = simplex_weights(self._num_objectives, num_weights)
         return EnvelopePolicies(self, weights)
-
-    def q_values(
-        self, network: StackedLinear, obs: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
-        """Q (S, N, n_actions, n_objectives) for rows obs (S, N, ·) under weights (S, N, ·)."""
-        q = network.mlp(torch.cat([obs, weights], dim=-1))
-        return q.view(*q.shape[:2], self._num_actions, self._num_objectives)
-
-    def greedy(self, obs: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Actions (S, N) that the weights value most."""
-        with torch.no_grad():
-            w = torch.as_tensor(weights, dtype=torch.float32, device=self.device)
-            q = self.q_values(self._online, torch.as_tensor(obs, device=self.device), w)
-            scores = torch.matmul(q, w.unsqueeze(-1)).squeeze(-1)
-            return scores.argmax(dim=-1).cpu().numpy()
 
     def _begin_episode(self, learner: int) -> None:
         seed = episode_seed(self._seeds[learner], TRAINING, self._episodes[learner])
@@ -208,103 +241,35 @@ class Envelope:
 
     def _interact(self) -> None:
         """One step of every learner's env, ε-greedy for the weights of its episode."""
-        c = self.config
-        epsilon = decay(
-            c.initial_epsilon, c.final_epsilon, c.epsilon_decay_steps, self._total, self._step
-        )
-        draws = np.stack([rng.random(2) for rng in self._act_rng])
+        draws = self._act_draws.next()
         actions = (draws[:, 1] * self._num_actions).astype(np.int64)
-        exploit = draws[:, 0] >= epsilon
+        exploit = draws[:, 0] >= self._epsilon(self._step)
         if exploit.any():
-            best = self.greedy(self._obs[:, None], self._weights[:, None])[:, 0]
+            best = self.learning.greedy(self._obs[:, None], self._weights[:, None])[:, 0]
             actions = np.where(exploit, best, actions)
         num = len(self._seeds)
         next_obs = np.empty_like(self._obs)
         rewards = np.empty((num, self._num_objectives), np.float32)
-        terminated = np.empty(num, bool)
-        over = np.empty(num, bool)
-        for s in range(num):
-            next_obs[s], rewards[s], terminated[s], truncated = self._envs.step(s, actions[s])
-            over[s] = terminated[s] or truncated
-        self._buffer.add(self._obs, actions, rewards, next_obs, terminated)
+        every = range(num)
+        terminated, truncated = self._envs.step(every, actions, next_obs, rewards, every)
+        discounts = np.where(terminated, 0.0, self._gamma)
+        self._buffer.add(self._obs, next_obs, rewards, discounts, actions)
         self._obs = next_obs
-        for learner in np.flatnonzero(over):
+        for learner in np.flatnonzero(terminated | truncated):
             self._begin_episode(int(learner))
 
     def _update(self) -> None:
-        """One step of Adam for every learner, on a batch of its own."""
-        c = self.config
-        num, batch, num_w = len(self._seeds), c.batch_size, c.num_sample_w
-        index = self._buffer.draw(batch, self._learn_rng)
-        obs, actions, rewards, next_obs, terminated = (
-            torch.from_numpy(x).to(self.device) for x in self._buffer.transitions(index)
-        )
-        weights = torch.from_numpy(
-            np.stack(
-                [random_weights(rng, num_w, self._num_objectives) for rng in self._learn_rng]
-            ).astype(np.float32)
-        ).to(self.device)
-        # Rows run over (transition, weight): row b * num_w + i is transition b under weight i.
-        row_weights = weights.unsqueeze(1).expand(num, batch, num_w, -1).flatten(1, 2)
-        target = self._targets(rewards, next_obs, terminated, weights, row_weights)
+        """One step of Adam for every learner, on a batch of its own.
 
-        row_obs = obs.unsqueeze(2).expand(num, batch, num_w, -1).flatten(1, 2)
-        q = self.q_values(self._online, row_obs, row_weights)
-        q = q.view(num, batch, num_w, self._num_actions, self._num_objectives)
-        chosen = actions.view(num, batch, 1, 1, 1).expand(-1, -1, num_w, 1, self._num_objectives)
-        error = q.gather(3, chosen).squeeze(3) - target
-        scalar_error = (error * weights.unsqueeze(1)).sum(-1)
-        homotopy = decay(
-            c.initial_homotopy_lambda,
-            c.final_homotopy_lambda,
-            c.homotopy_decay_steps,
-            self._total,
-            self._step,
-        )
-        # A mean per learner, summed over learners: their gradients do not mix.
-        loss = (1 - homotopy) * error.square().mean(dim=(1, 2, 3)).sum()
-        loss = loss + homotopy * scalar_error.square().mean(dim=(1, 2)).sum()
-        self._online.backward(loss)
-        if c.max_grad_norm is not None:
-            clip_grad_norm(self._online, c.max_grad_norm)
-        self._optimizer.step()
-        if c.per:
-            surprise = scalar_error.detach().abs().mean(dim=2).cpu().numpy()
-            self._buffer.set_priorities(index, np.maximum(surprise, MIN_PRIORITY) ** c.per_alpha)
-
-    @torch.no_grad()
-    def _targets(
-        self,
-        rewards: torch.Tensor,
-        next_obs: torch.Tensor,
-        terminated: torch.Tensor,
-        weights: torch.Tensor,
-        row_weights: torch.Tensor,
-    ) -> torch.Tensor:
-        """Targets (S, B, W, n_objectives), equation 6 of the paper, with double Q-learning.
-
-        Q at (next state, sampled weight) is computed once, for B × W rows; every weight of the
-        batch then looks through all W of them.
+        Priorities change when the next batch is drawn: a GPU need not be waited for before.
         """
-        num, batch, num_w = *next_obs.shape[:2], weights.shape[1]
-        objectives, actions = self._num_objectives, self._num_actions
-        rows = next_obs.unsqueeze(2).expand(num, batch, num_w, -1).flatten(1, 2)
-        online = self.q_values(self._online, rows, row_weights)
-        value = self.q_values(self._target, rows, row_weights)
-        if self.config.envelope:
-            # candidates: all (w', a); scores (S, B·W·A, W) of each under each weight
-            flat = online.view(num, batch * num_w * actions, objectives)
-            scores = torch.bmm(flat, weights.transpose(1, 2))
-            best = scores.view(num, batch, num_w * actions, num_w).argmax(dim=2)
-            candidates = value.view(num, batch, num_w * actions, objectives)
-            best_value = candidates.gather(2, best.unsqueeze(-1).expand(-1, -1, -1, objectives))
-        else:
-            scores = torch.matmul(online, row_weights.unsqueeze(-1)).squeeze(-1)
-            best = scores.argmax(dim=-1).view(num, batch * num_w, 1, 1)
-            best_value = value.gather(2, best.expand(-1, -1, 1, objectives))
-            best_value = best_value.view(num, batch, num_w, objectives)
-        alive = (1.0 - terminated).view(num, batch, 1, 1)
-        return rewards.unsqueeze(2) + self.config.gamma * alive * best_value
+        if self._drawn is not None:
+            surprise = np.maximum(self.learning.surprise(), MIN_PRIORITY)
+            self._buffer.set_priorities(self._drawn, surprise**self._per_alpha)
+        self._drawn = self._buffer.draw(self._batch_draws.next())
+        self._buffer.take(self._drawn, out=self.learning.batch)
+        self.learning.weights[:] = self._weight_draws.next()
+        self.learning.update(self._homotopy(self._step))
 
 
 class EnvelopePolicies:
@@ -328,7 +293,7 @@ class _EnvelopeActor:
         self._weights = weights
 
     def act(self, obs: np.ndarray) -> np.ndarray:
-        return self._agent.greedy(obs, self._weights)
+        return self._agent.learning.greedy(obs, self._weights)
 
     def observe(self, rewards: np.ndarray) -> None:
         """The policies look at observations alone."""

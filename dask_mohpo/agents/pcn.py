@@ -29,10 +29,16 @@ import numpy as np
 import torch
 
 from dask_mohpo.agents._action_heads import ActionHead, make_head
-from dask_mohpo.agents._contract import Actor, Config, generators
+from dask_mohpo.agents._contract import Actor, Config, per_learner
+from dask_mohpo.agents._draws import BLOCK, generators
 from dask_mohpo.agents._envs import TRAINING, FlatEnvs, episode_seed
 from dask_mohpo.agents._episodes import Episodes, returns_to_go
-from dask_mohpo.agents._networks import StackedLinear
+from dask_mohpo.agents._networks import (
+    StackedAdam,
+    StackedLinear,
+    no_denormals,
+    relu_backward_,
+)
 from dask_mohpo.errors import EnvironmentSpecError
 
 if TYPE_CHECKING:
@@ -44,9 +50,6 @@ INIT, RANDOM, COMMAND, ACT, LEARN = range(5)
 
 DESIRED_LIMIT = 1e9
 """Division by gamma at every step must not carry a return that is out of reach to infinity."""
-BLOCK = 64
-"""Random numbers are drawn for this many steps, and batches for this many updates, at once."""
-
 _Moment = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Which episodes ran, what they saw, did and got: (S, N) and, but for actions maybe, (S, N, ·)."""
 
@@ -56,6 +59,12 @@ class PCNConfig(Config):
     """Hyperparameters of Pareto Conditioned Networks."""
 
     ALGO: ClassVar[str] = "pcn"
+    SHARED: ClassVar[tuple[str, ...]] = (
+        "batch_size",
+        "hidden_dim",
+        "num_step_episodes",
+        "num_model_updates",
+    )
 
     scaling_factor: tuple[float, ...] | None = None
     """What a command is multiplied by before the network sees it: one number per objective, then
@@ -115,7 +124,8 @@ class PCN:
 
     Parameters
     ----------
-    config : the hyperparameters, the same for all learners.
+    config : the hyperparameters, one for all learners or one for each; those named in
+        `PCNConfig.SHARED` must be the same.
     env_id : an env with vector observations; actions are discrete or a vector in a Box.
     seeds : one per learner.
     total_timesteps : the budget of each learner; the initial random episodes end where it ends.
@@ -130,60 +140,59 @@ class PCN:
 
     def __init__(
         self,
-        config: PCNConfig,
+        config: PCNConfig | Sequence[PCNConfig],
         env_id: str,
         seeds: Sequence[int],
         *,
         total_timesteps: int,
         device: str = "cpu",
     ) -> None:
-        self.config = config
         self._total = total_timesteps
         self._seeds = list(seeds)
         num = len(self._seeds)
-        self._envs = FlatEnvs(env_id, num * config.num_step_episodes)
+        self._configs = per_learner(config, num)
+        self._common = self._configs[0]
+        self._envs = FlatEnvs(env_id, num * self._common.num_step_episodes)
         self._num_objectives = self._envs.num_objectives
-        self._check_widths()
+        for c in dict.fromkeys(self._configs):
+            self._check_widths(c)
         self.head = make_head(self._envs)
+        self.gamma = np.array([c.gamma for c in self._configs])
         self.model = _Model(
             self._envs.obs_dim,
             self._num_objectives + 1,
-            config.hidden_dim,
+            self._common.hidden_dim,
             self.head.num_outputs,
+            [c.learning_rate for c in self._configs],
             generators(seeds, INIT),
             torch.device(device),
         )
-        if config.scaling_factor is not None:
-            for learner in range(num):
-                self.model.set_scale(learner, np.array(config.scaling_factor))
+        for learner, c in enumerate(self._configs):
+            if c.scaling_factor is not None:
+                self.model.set_scale(learner, np.array(c.scaling_factor))
         self._random_rng = generators(seeds, RANDOM)
         self._command_rng = generators(seeds, COMMAND)
         self._act_rng = generators(seeds, ACT)
         self._learn_rng = generators(seeds, LEARN)
         self._datasets = [
             Episodes(
-                config.max_buffer_size,
+                c.max_buffer_size,
                 self._num_objectives,
                 (self._envs.obs_dim,),
                 self.head.action_shape,
                 self.head.action_dtype,
             )
-            for _ in self._seeds
+            for c in self._configs
         ]
         self._steps = [0] * num
         self._episodes = [0] * num
         self._started = [False] * num
 
-    def _check_widths(self) -> None:
+    def _check_widths(self, config: PCNConfig) -> None:
         k = self._num_objectives
         for name, value, wanted, what in (
-            (
-                "scaling_factor",
-                self.config.scaling_factor,
-                k + 1,
-                f"{k} objectives and the horizon",
-            ),
-            ("max_return", self.config.max_return, k, f"{k} objectives"),
+            ("scaling_factor", config.scaling_factor, k + 1, f"{k} objectives and the horizon"),
+            ("max_return", config.max_return, k, f"{k} objectives"),
         ):
             if value is not None and len(value) != wanted:
                 raise EnvironmentSpecError(
@@ -196,6 +205,7 @@ class PCN:
     def steps(self) -> Sequence[int]:
         return list(self._steps)
 
+    @no_denormals()
     def train(self, until: int) -> None:
         """Train until every learner has taken at least `until` steps; episodes finish.
 
@@ -243,29 +253,31 @@ class PCN:
         return self._envs.reset(index, seed)
 
     def _has_begun(self, s: int) -> bool:
-        enough = self._episodes[s] >= self.config.num_er_episodes
+        enough = self._episodes[s] >= self._configs[s].num_er_episodes
         return enough or self._steps[s] >= self._total
 
     def _begin(self, s: int, until: int) -> None:
         """Random episodes of learner s, as many as are still missing and fit."""
-        index = s * self.config.num_step_episodes
+        index = s * self._common.num_step_episodes
         while not self._has_begun(s) and self._steps[s] < until:
-            obs, actions, rewards = [self._reset(s, index)], [], []
+            obs, seen, done, got = self._reset(s, index)[None], [], [], []
             over = False
             while not over:
-                actions.append(self.head.random(self._random_rng[s]))
-                next_obs, reward, terminated, truncated = self._envs.step(index, actions[-1])
-                obs.append(next_obs)
-                rewards.append(reward)
-                over = terminated or truncated
-            self._steps[s] += len(actions)
+                seen.append(obs)
+                obs, reward = obs.copy(), np.zeros((1, self._num_objectives))
+                done.append(np.asarray(self.head.random(self._random_rng[s]))[None])
+                ends = self._envs.step([index], done[-1], obs, reward, [0])
+                got.append(reward)
+                over = bool(np.any(ends))
+            self._steps[s] += len(seen)
             self._datasets[s].add(
-                np.stack(obs[:-1]),
-                np.stack(actions),
-                returns_to_go(np.stack(rewards), self.config.gamma),
-                np.array([len(actions)]),
+                np.concatenate(seen),
+                np.concatenate(done),
+                returns_to_go(np.concatenate(got), self.gamma[s]),
+                np.array([len(seen)]),
             )
-        if not self._started[s] and self._has_begun(s) and self.config.scaling_factor is None:
+        chooses = self._configs[s].scaling_factor is None
+        if chooses and not self._started[s] and self._has_begun(s):
             self.model.set_scale(s, self._datasets[s].scaling_factor())
 
     def _commands(self, s: int) -> tuple[np.ndarray, np.ndarray]:
@@ -274,25 +286,29 @@ class PCN:
         Each is a random non-dominated return, two steps sooner, with one random objective raised
         by up to its standard deviation over the non-dominated returns.
         """
-        num, rng, data = self.config.num_step_episodes, self._command_rng[s], self._datasets[s]
+        config, rng, data = self._configs[s], self._command_rng[s], self._datasets[s]
+        num = config.num_step_episodes
         known = data.returns[data.front]
         choice = rng.integers(len(known), size=num)
         objective = rng.integers(self._num_objectives, size=num)
         returns = known[choice]
         returns[np.arange(num), objective] += rng.random(num) * known.std(axis=0)[objective]
-        if self.config.max_return is not None:
-            returns = np.minimum(returns, self.config.max_return)
+        if config.max_return is not None:
+            returns = np.minimum(returns, config.max_return)
         return returns, np.maximum(data.lengths[data.front][choice] - 2.0, 1.0)
 
     def _collect(self, model: _Model, learners: list[int]) -> None:
         """The episodes of one iteration, of all these learners in one loop."""
-        num = self.config.num_step_episodes
+        num = self._common.num_step_episodes
         returns, horizons = map(np.stack, zip(*(self._commands(s) for s in learners), strict=True))
         random_share = 1.0 / horizons
-        actor = _PCNActor(model, self.head, self.config.gamma, returns, horizons)
+        gamma = self.gamma[learners]
+        noise = np.array([self._configs[s].noise for s in learners])
+        actor = _PCNActor(model, self.head, gamma, returns, horizons)
         obs = np.stack([[self._reset(s, s * num + n) for n in range(num)] for s in learners])
         # Place (i, m) of the batch holds episode rows[i, m] of learner learners[i].
         i = np.arange(len(learners))[:, None]
+        first_copy = np.array(learners)[:, None] * num
         rows = np.broadcast_to(np.arange(num), (len(learners), num))
         alive: np.ndarray = np.ones(rows.shape, bool)
         lengths = np.zeros(rows.shape, np.int64)
@@ -307,18 +323,21 @@ class PCN:
             actions = self.head.explore(
                 actor.outputs(obs),
                 draws[i, t % BLOCK, rows],
-                noise=self.config.noise,
+                noise=noise,
                 random_share=random_share[i, rows],
             )
             next_obs = obs.copy()
             rewards = np.zeros((*rows.shape, self._num_objectives))
-            for a, m in zip(*np.nonzero(alive), strict=True):
-                n = rows[a, m]
-                next_obs[a, m], rewards[a, m], terminated, truncated = self._envs.step(
-                    learners[a] * num + n, actions[a, m]
-                )
-                lengths[a, n] += 1
-                alive[a, m] = not (terminated or truncated)
+            running = np.flatnonzero(alive)
+            terminated, truncated = self._envs.step(
+                (first_copy + rows).ravel()[running].tolist(),
+                actions.reshape(alive.size, *self.head.action_shape),
+                next_obs.reshape(alive.size, -1),
+                rewards.reshape(alive.size, -1),
+                running.tolist(),
+            )
+            lengths[np.nonzero(alive)[0], rows[alive]] += 1
+            alive = alive & ~(terminated | truncated).reshape(alive.shape)
             history.append((rows, obs, actions, rewards))
             actor.observe(rewards)
             obs = next_obs
@@ -341,7 +360,8 @@ class PCN:
         )
         for t, (rows, *parts) in enumerate(history):
             obs[i, rows, t], actions[i, rows, t], rewards[i, rows, t] = parts
-        to_go = np.moveaxis(returns_to_go(np.moveaxis(rewards, 2, 0), self.config.gamma), 0, 2)
+        gamma = self.gamma[learners][:, None, None]
+        to_go = np.moveaxis(returns_to_go(np.moveaxis(rewards, 2, 0), gamma), 0, 2)
         taken = np.arange(len(history)) < lengths[..., None]
         for a, s in enumerate(learners):
             keep = taken[a]
@@ -350,27 +370,22 @@ class PCN:
 
     def _learn(self, model: _Model, learners: list[int]) -> None:
         """The updates of one iteration, each learner on batches of its own."""
-        for done in range(0, self.config.num_model_updates, BLOCK):
-            num = min(BLOCK, self.config.num_model_updates - done)
+        config = self._common
+        for done in range(0, config.num_model_updates, BLOCK):
+            num = min(BLOCK, config.num_model_updates - done)
             batches = [
-                self._datasets[s].draw(num, self.config.batch_size, self._learn_rng[s])
-                for s in learners
+                self._datasets[s].draw(num, config.batch_size, self._learn_rng[s]) for s in learners
             ]
             obs, commands, actions = (
                 torch.from_numpy(np.stack(parts, axis=1)).to(model.device)
                 for parts in zip(*batches, strict=True)
             )
             for u in range(num):
-                loss = self.head.loss(model(obs[u], commands[u]), actions[u])
-                model.network.backward(loss)
-                model.adam(self.config.learning_rate)
+                model.learn(obs[u], commands[u], actions[u], self.head)
 
 
 class _Model:
-    """The networks of S learners, their scaling factors, and their states of Adam.
-
-    Each learner counts its own updates, so that rows of a model can be trained without the rest.
-    """
+    """The networks of S learners, their scaling factors, and their states of Adam."""
 
     def __init__(
         self,
@@ -378,17 +393,15 @@ class _Model:
         command_dim: int,
         width: int,
         num_outputs: int,
+        learning_rates: Sequence[float],
         generators: Sequence[np.random.Generator],
         device: torch.device,
     ) -> None:
         self.device = device
         shapes = [(obs_dim, width), (command_dim, width), (width, width), (width, num_outputs)]
         self.network = StackedLinear(shapes, generators, device)
-        num = len(generators)
-        self.scale = torch.ones(num, 1, command_dim, device=device)
-        self.mean = torch.zeros_like(self.network.flat)
-        self.square = torch.zeros_like(self.network.flat)
-        self.updates = torch.zeros(num, 1, device=device)
+        self.scale = torch.ones(len(generators), 1, command_dim, device=device)
+        self._adam = StackedAdam(self.network, learning_rates)
 
     def set_scale(self, learner: int, factors: np.ndarray) -> None:
         self.scale[learner, 0] = torch.as_tensor(factors, dtype=torch.float32)
@@ -396,38 +409,42 @@ class _Model:
     def __call__(self, obs: torch.Tensor, commands: torch.Tensor) -> torch.Tensor:
         """(S, N, obs_dim), (S, N, n_objectives + 1) → (S, N, n_outputs)."""
         net = self.network
-        state = torch.sigmoid(net(0, obs))
-        command = torch.sigmoid(net(1, commands * self.scale))
-        return net(3, torch.relu(net(2, state * command)))
+        state = torch.sigmoid_(net(0, obs))
+        state *= torch.sigmoid_(net(1, commands * self.scale))
+        return net(3, torch.relu_(net(2, state)))
 
-    @torch.no_grad()
-    def adam(self, learning_rate: float) -> None:
-        """One step of Adam (Kingma and Ba 2015) with its usual constants."""
-        grad = self.network.flat.grad
-        assert grad is not None
-        self.updates += 1
-        self.mean.lerp_(grad, 0.1)
-        self.square.mul_(0.999).addcmul_(grad, grad, value=0.001)
-        rate = -learning_rate / (1 - 0.9**self.updates)
-        root = torch.sqrt(self.square / (1 - 0.999**self.updates)).add_(1e-8)
-        self.network.flat.add_((self.mean * rate).div_(root))
+    def learn(
+        self, obs: torch.Tensor, commands: torch.Tensor, actions: torch.Tensor, head: ActionHead
+    ) -> None:
+        """One step of Adam for every learner, on a batch (S, N, ·) of its own."""
+        net, sigmoid_grad = self.network, torch.ops.aten.sigmoid_backward
+        scaled = commands * self.scale
+        state = torch.sigmoid_(net(0, obs))
+        command = torch.sigmoid_(net(1, scaled))
+        both = state * command
+        hidden = torch.relu_(net(2, both))
+        delta = head.loss_grad(net(3, hidden), actions)
+        net.set_grad(3, hidden, delta)
+        delta = relu_backward_(net.input_grad(3, delta), hidden)
+        net.set_grad(2, both, delta)
+        delta = net.input_grad(2, delta)
+        net.set_grad(0, obs, sigmoid_grad(delta * command, state))
+        net.set_grad(1, scaled, sigmoid_grad(delta.mul_(state), command))
+        self._adam.step()
 
     def rows(self, learners: Sequence[int]) -> _Model:
         """The model of these learners alone, in memory of its own."""
         other = object.__new__(_Model)
         other.device = self.device
-        other.network = self.network.copy()
-        other.network.keep(learners)
-        for name in ("scale", "mean", "square", "updates"):
-            setattr(other, name, getattr(self, name)[learners])
+        other.network = self.network.rows(learners)
+        other.scale = self.scale[list(learners)]
+        other._adam = self._adam.rows(other.network, learners)
         return other
 
-    @torch.no_grad()
     def put_back(self, learners: Sequence[int], other: _Model) -> None:
         """Take over what was learned with `rows`."""
-        self.network.flat[learners] = other.network.flat
-        for name in ("mean", "square", "updates"):
-            getattr(self, name)[learners] = getattr(other, name)
+        self.network.flat[list(learners)] = other.network.flat
+        self._adam.put_back(learners, other._adam)
 
 
 class PCNPolicies:
@@ -453,7 +470,7 @@ class PCNPolicies:
             for parts in zip(*self._commands, strict=True)
         )
         agent = self._agent
-        return _PCNActor(agent.model, agent.head, agent.config.gamma, returns, horizons)
+        return _PCNActor(agent.model, agent.head, agent.gamma, returns, horizons)
 
 
 class _PCNActor:
@@ -467,14 +484,13 @@ class _PCNActor:
         self,
         model: _Model,
         head: ActionHead,
-        gamma: float,
+        gamma: np.ndarray,
         returns: np.ndarray,
         horizons: np.ndarray,
     ) -> None:
-        self._model, self._head, self._gamma = model, head, gamma
+        self._model, self._head, self._gamma = model, head, gamma[:, None, None]
         self._returns, self._horizons = returns, horizons
 
-    @torch.no_grad()
     def outputs(self, obs: np.ndarray) -> np.ndarray:
         commands = np.concatenate([self._returns, self._horizons[..., None]], axis=2)
         device = self._model.device

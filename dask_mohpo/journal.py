@@ -1,0 +1,115 @@
+"""Optuna's journal file, with several writes put into one.
+
+Optuna appends to the file for every hyperparameter of every trial: it takes a lock, opens, writes,
+waits for the disk, and gives the lock back. Asking for a trial writes a dozen times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import JournalStorage
+from optuna.storages.journal import (
+    BaseJournalBackend,
+    JournalFileBackend,
+    JournalFileSymlinkLock,
+)
+
+__all__ = ["GroupingJournalStorage"]
+
+
+class GroupingJournalStorage(JournalStorage):
+    """A journal storage that can write what belongs together at once.
+
+    Parameters
+    ----------
+    path : of the file; made if need be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._grouping = _GroupingBackend(str(path))
+        super().__init__(self._grouping)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written in this block reaches the file at its end, in one piece.
+
+        Other processes can read meanwhile, but not write.
+        """
+        with self._grouping.together():
+            yield
+
+
+class _HeldLock(JournalFileSymlinkLock):
+    """A file lock that its holder may take again."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._depth = 0
+
+    def acquire(self) -> bool:
+        if self._depth == 0 and not super().acquire():
+            return False
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            super().release()
+
+
+class _GroupingBackend(BaseJournalBackend):
+    """Holds back what is appended in a group, and shows it to readers in this process all the same.
+
+    Entries are numbered. In a group the file does not change, so what is held back has the numbers
+    that follow on the file's last one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._lock = _HeldLock(path)
+        self._file = JournalFileBackend(path, lock_obj=self._lock)
+        self._held: list[dict[str, Any]] | None = None
+        self._first = -1
+        """Number of the first entry that is held back, once a reader has found it out."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        if self._held is None:
+            self._file.append_logs(logs)
+        else:
+            self._held += logs
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        if self._held is None:
+            yield from self._file.read_logs(log_number_from)
+            return
+        if self._first < 0:
+            entries = list(self._file.read_logs(log_number_from))
+            self._first = log_number_from + len(entries)
+            yield from entries
+            log_number_from = self._first
+        yield from self._held[log_number_from - self._first :]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        if self._held is not None:
+            yield  # part of a group already
+            return
+        self._lock.acquire()
+        self._held, self._first = [], -1
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            try:
+                if held:
+                    self._file.append_logs(held)
+            finally:
+                self._lock.release()
+            if self._first >= 0:
+                # Let the file's reader learn where they lie: else it looks from the start.
+                for _ in self._file.read_logs(self._first):
+                    pass

@@ -1,0 +1,157 @@
+"""The journal file with several writes put into one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from dask_mohpo.journal import GroupingJournalStorage
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.log"
+
+
+def make_study(storage: optuna.storages.BaseStorage) -> optuna.Study:
+    return optuna.create_study(storage=storage, study_name="s", load_if_exists=True)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def ask(study: optuna.Study, value: float) -> optuna.Trial:
+    trial = study.ask()
+    trial.suggest_float("x", value, value + 1)
+    trial.set_user_attr("config", {"x": value})
+    return trial
+
+
+def test_a_group_is_written_at_its_end_and_read_before(path: Path) -> None:
+    storage = GroupingJournalStorage(path)
+    study = make_study(storage)
+    before = len(lines(path))
+
+    with storage.together():
+        trial = ask(study, 1.0)
+        assert len(lines(path)) == before
+        assert study.trials[0].params == trial.params
+        assert study.trials[0].user_attrs == {"config": {"x": 1.0}}
+
+    assert len(lines(path)) == before + 3
+    study.tell(trial, 5.0)
+    other = make_study(JournalStorage(JournalFileBackend(str(path))))
+    assert other.trials == study.trials
+
+
+def test_many_groups_with_single_writes_between(path: Path) -> None:
+    storage = GroupingJournalStorage(path)
+    study = make_study(storage)
+
+    for number in range(20):
+        with storage.together():
+            trial = ask(study, number)
+        if number % 3:
+            trial.set_user_attr("seed", number)
+        with storage.together(), storage.together():  # the inner one is part of the outer
+            trial.set_user_attr("last", number)
+            study.tell(trial, float(number))
+
+    assert [t.value for t in study.trials] == list(range(20))
+    again = make_study(GroupingJournalStorage(path))
+    assert again.trials == study.trials
+    assert [t.user_attrs["last"] for t in again.trials] == list(range(20))
+
+
+def test_each_group_is_one_write_and_the_file_is_not_read_from_the_start(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = GroupingJournalStorage(path)
+    study = make_study(storage)
+    appended: list[int] = []
+    read_from: list[tuple[int, bool]] = []
+    append, read = JournalFileBackend.append_logs, JournalFileBackend.read_logs
+
+    def noting_append(self: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        appended.append(len(logs))
+        append(self, logs)
+
+    def noting_read(self: JournalFileBackend, log_number_from: int) -> Any:
+        known = log_number_from in self._log_number_offset
+        read_from.append((log_number_from, known))
+        return read(self, log_number_from)
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", noting_append)
+    monkeypatch.setattr(JournalFileBackend, "read_logs", noting_read)
+
+    for number in range(5):
+        with storage.together():
+            ask(study, number)
+        study.trials  # noqa: B018
+
+    assert appended == [3] * 5
+    assert all(known for _, known in read_from)
+
+
+def test_what_came_before_an_error_is_written(path: Path) -> None:
+    storage = GroupingJournalStorage(path)
+    study = make_study(storage)
+
+    with pytest.raises(RuntimeError, match="in the group"), storage.together():
+        study.ask()
+        raise RuntimeError("in the group")
+
+    assert len(make_study(GroupingJournalStorage(path)).trials) == 1
+    ask(study, 2.0)
+    assert len(make_study(GroupingJournalStorage(path)).trials) == 2
+
+
+def test_an_empty_group_writes_nothing(path: Path) -> None:
+    storage = GroupingJournalStorage(path)
+    make_study(storage)
+    before = path.read_bytes()
+
+    with storage.together():
+        pass
+
+    assert path.read_bytes() == before
+    assert not Path(f"{path}.lock").is_symlink()
+
+
+def test_others_read_but_do_not_write_during_a_group(path: Path) -> None:
+    study = make_study(ours := GroupingJournalStorage(path))
+    theirs = JournalStorage(JournalFileBackend(str(path)))
+    lock = Path(f"{path}.lock")
+
+    with ours.together():
+        ask(study, 0.0)
+        other = optuna.load_study(storage=theirs, study_name="s")
+        assert other.trials == []
+        assert lock.is_symlink()
+
+    assert not lock.is_symlink()
+    other.ask()
+    assert len(study.trials) == 2
+
+
+def test_a_study_goes_on_after_another_process_wrote(path: Path) -> None:
+    storage = GroupingJournalStorage(path)
+    study = make_study(storage)
+    with storage.together():
+        ask(study, 0.0)
+    other = make_study(JournalStorage(JournalFileBackend(str(path))))
+    other.set_user_attr("note", "from elsewhere")
+
+    with storage.together():
+        trial = ask(study, 1.0)
+        study.tell(trial, 3.0)
+
+    assert study.user_attrs == {"note": "from elsewhere"}
+    assert [t.value for t in make_study(GroupingJournalStorage(path)).trials] == [None, 3.0]
