@@ -2,7 +2,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint install clean
+.PHONY: demo test lint bench install clean
 
 demo: install  ## set up and run a small hyperparameter search from end to end
 	rm -rf runs/demo
@@ -15,6 +15,9 @@ lint: install  ## the checks that CI makes before the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: install  ## measure everything that benchmarks/results.md holds; takes hours, wants a quiet machine
+	$(BIN)/python benchmarks/run_all.py
 
 install: $(VENV)/.installed  ## the package and its development tools, in $(VENV)
 

@@ -17,7 +17,7 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 import trainables
-from dask_mohpo import run_study, seed_results
+from dask_mohpo import executor, run_study, seed_results
 from dask_mohpo import study as study_module
 from dask_mohpo.errors import (
     NoWorkersError,
@@ -124,6 +124,34 @@ def test_seeds_per_task(call: dict[str, Any], tmp_path: Path, seeds_per_task: in
     assert sorted(starts(tmp_path)) == [(t, s) for t in range(2) for s in range(5)]
     x = study.trials[0].params["x"]
     assert study.trials[0].value == pytest.approx(50 * (x + 2))
+
+
+@pytest.mark.parametrize(("threshold", "running"), [(0.02, 2), (60.0, 1)])
+def test_a_slow_sampler_is_asked_before_a_slot_is_free(
+    call: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threshold: float,
+    running: int,
+) -> None:
+    """So few trials that no seed is queued behind another: each ask is seen alone."""
+    asked: list[int] = []
+
+    class Slow(optuna.samplers.RandomSampler):
+        def before_trial(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+            log = tmp_path / "log"
+            asked.append(len(read_log(log, "start")) - len(read_log(log, "end")))
+            time.sleep(0.1)
+
+    monkeypatch.setattr(executor, "ASK_AHEAD_SECONDS", threshold)
+    sleepy = {**call["train_hyperparams"], "seconds": 0.6}
+    run_study(
+        trainables.sleeper,
+        **{**call, "n_trials": 6, "num_seeds": 1, "sampler": Slow(), "train_hyperparams": sleepy},
+    )
+
+    assert len(asked) == 6
+    assert max(asked[3:]) == running
 
 
 SHAPES = {"net_arch": [8], "batch_size": 4, "learning_starts": 10, "num_sample_w": 2}
