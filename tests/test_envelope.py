@@ -460,9 +460,11 @@ class RandomPolicies:
 @pytest.mark.timeout(300)
 def test_a_short_training_beats_random_policies() -> None:
     seeds = (10, 11, 12)
-    config = EnvelopeConfig.from_mapping({"net_arch": [32, 32]})
-    one = Envelope(config, ENV_ID, seeds, total_timesteps=3000)
-    one.train(3000)
+    config = EnvelopeConfig.from_mapping(
+        {"net_arch": [32, 32], "batch_size": 32, "num_sample_w": 2, "learning_rate": 1e-3}
+    )
+    one = Envelope(config, ENV_ID, seeds, total_timesteps=2000)
+    one.train(2000)
     trained = [hypervolume(f, (0, -50)) for f in front(one, seeds)]
     evaluator = Evaluator(ENV_ID, range(10), gamma=0.99, num_episodes=1)
     chance = [hypervolume(f, (0, -50)) for f in evaluator.fronts(RandomPolicies(10))]

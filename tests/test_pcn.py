@@ -226,6 +226,14 @@ def test_what_learners_must_share_is_checked() -> None:
         agents([{}, {"max_return": [1.0]}], [1, 2], 100)
 
 
+def test_scaling_factors_are_those_given_or_chosen_for_each_learner() -> None:
+    one = agents([{"scaling_factor": [0.1, 0.2, 0.01]}, {}], [1, 2], 500)
+    one.train(500)
+    given, chosen = one.model.scale[:, 0].numpy()
+    np.testing.assert_allclose(given, [0.1, 0.2, 0.01], rtol=1e-6)
+    assert not np.isclose(chosen, given).any()
+
+
 @pytest.mark.parametrize("env_id", [ENV_ID, CONTINUOUS])
 def test_the_gradient_is_that_of_autograd(env_id: str) -> None:
     """Embeddings of the state and of the scaled command, multiplied, and two more layers."""

@@ -13,7 +13,7 @@ def has_row(weights, point):
 
 
 @pytest.mark.parametrize("num_objectives", [2, 3, 6])
-@pytest.mark.parametrize("num_weights", [1, 2, 3, 6, 7, 20])
+@pytest.mark.parametrize("num_weights", [1, 2, 3, 6, 20])
 def test_simplex_weights(num_objectives, num_weights):
     weights = simplex_weights(num_objectives, num_weights)
     assert weights.shape == (num_weights, num_objectives)
@@ -25,7 +25,7 @@ def test_simplex_weights(num_objectives, num_weights):
 
 
 @pytest.mark.parametrize("num_objectives", [2, 3, 6])
-@pytest.mark.parametrize("num_weights", [6, 7, 20])
+@pytest.mark.parametrize("num_weights", [6, 20])
 def test_simplex_weights_hold_the_corners(num_objectives, num_weights):
     weights = simplex_weights(num_objectives, num_weights)
     assert all(has_row(weights, corner) for corner in np.eye(num_objectives))

@@ -46,7 +46,10 @@ class SumTree:
         return self._levels[0].copy()
 
     def find(self, fractions: np.ndarray) -> np.ndarray:
-        """The leaves (S, n) in which these fractions (S, n), in [0, 1), of the total fall."""
+        """The leaves (S, n) in which these fractions (S, n), in [0, 1), of the total fall.
+
+        Each learner's total must be positive.
+        """
         rest = (fractions * self._levels[0][:, None]).ravel()
         nodes = np.repeat(np.arange(len(fractions)), fractions.shape[1])
         for level in self._levels[1:]:

@@ -172,7 +172,10 @@ class MLP:
         return self.network(len(self._hidden), x, out=self.output)
 
     def backward(self, delta: torch.Tensor) -> None:
-        """Set the network's gradient, from that of the loss by the first rows of the output."""
+        """Set the network's gradient, from that of the loss by the first rows of the output.
+
+        The last `forward` must have been that of `input`.
+        """
         for layer in range(len(self._hidden), 0, -1):
             x = self._hidden[layer - 1][:, : self._grad_rows]
             half, into = self._halves.get(layer), self._deltas[layer - 1]
