@@ -1,6 +1,6 @@
 """Hypervolume that the built-in agents reach on deep-sea-treasure-v0 with fixed hyperparameters.
 
-    python benchmarks/agent_quality.py [--agents envelope,pcn] [--seeds 1-10]
+    python benchmarks/agent_quality.py [--agents envelope,envelope-bf16,pcn] [--seeds 1-10]
 
 Undiscounted evaluation with 50 weights (Envelope) or up to 50 commands (PCN), reference point
 (0, -50); the known front's hypervolume is 994.3. The seeds train as one batch, on one thread.
@@ -13,7 +13,9 @@ import time
 from typing import Any
 
 import numpy as np
+import results
 import torch
+from results import Figure
 
 from dask_mohpo import hypervolume
 from dask_mohpo.agents import load_algorithm
@@ -57,10 +59,14 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+SETTINGS["envelope-bf16"] = (20_000, {**SETTINGS["envelope"][1], "precision": "bf16"})
+BARS = {"envelope": 840, "envelope-bf16": 840, "pcn": 810}
+
+
 def measure(name: str, seeds: list[int]) -> tuple[np.ndarray, float]:
     """Final hypervolume of each seed, and seconds of training."""
     steps, values = SETTINGS[name]
-    algorithm = load_algorithm(name)
+    algorithm = load_algorithm(name.partition("-")[0])
     config = algorithm.config.from_mapping(values)
     agent = algorithm.agent(config, ENV_ID, seeds, total_timesteps=steps, device="cpu")
     start = time.perf_counter()
@@ -75,19 +81,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--agents", default="envelope,pcn")
+    parser.add_argument("--agents", default="envelope,envelope-bf16,pcn")
     parser.add_argument("--seeds", default="1-10", help="first-last")
+    parser.add_argument("--save", action="store_true", help="into results.md")
     args = parser.parse_args()
     first, last = map(int, args.seeds.split("-"))
     seeds = list(range(first, last + 1))
     torch.set_num_threads(1)
+    figures = []
     for name in args.agents.split(","):
         values, seconds = measure(name, seeds)
+        each = ", ".join(f"{s}: {v:.1f}" for s, v in zip(seeds, values, strict=True))
         print(
             f"{name}: mean hypervolume {values.mean():.1f} (sd {values.std(ddof=1):.1f}), "
-            f"{seconds:.0f} s for {len(seeds)} seeds"
+            f"{seconds:.0f} s for {len(seeds)} seeds\n  {each}"
         )
-        print("  " + ", ".join(f"{s}: {v:.1f}" for s, v in zip(seeds, values, strict=True)))
+        figures.append(
+            Figure(
+                what=f"{name}, {SETTINGS[name][0]:,} steps",
+                value=f"{values.mean():.1f} (sd {values.std(ddof=1):.1f})",
+                bar=f"≥ {BARS[name]}",
+                met=bool(values.mean() >= BARS[name]),
+                detail=f"seeds {each}",
+            )
+        )
+    if args.save:
+        results.save(
+            "agent-quality",
+            "Hypervolume that the built-in agents reach on deep-sea-treasure-v0",
+            "python benchmarks/agent_quality.py --save",
+            1,
+            figures,
+            note="From (0, -50), undiscounted; the known front has 994.3. All seeds as one batch.",
+        )
 
 
 if __name__ == "__main__":
