@@ -20,7 +20,7 @@ COMMANDS = [
     ["utilisation.py", "--peers"],
     ["threads.py"],
     ["sweep.py"],
-    ["driver_scale.py"],
+    ["driver_scale.py", "--simulated"],
     ["start_up.py"],
     ["agent_quality.py", "--save"],
     ["gpu_check.py"],

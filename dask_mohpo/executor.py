@@ -130,6 +130,7 @@ class Executor:
         self._open: dict[int, _OpenTrial] = {}
         self._waiting = WaitingSeeds(plan.seeds_per_task, plan.trials_per_task)
         self._moves = 0
+        self._seeds_of_open = 0
         self._ask_seconds = 0.0
         self._began = time.monotonic()
         self._stopped_seconds = 0.0
@@ -243,11 +244,14 @@ class Executor:
     def _reopen(self, frozen: optuna.trial.FrozenTrial) -> None:
         trial = optuna.Trial(self._study, frozen._trial_id)
         config = ledger.stored_config(frozen)
-        if config is None:
-            config = self._configure(trial)
-            if config is None:
+        if config is not None:
+            opened = _OpenTrial(trial, config, self._batch_key(config))
+        else:
+            opened = self._configure(trial)
+            if opened.doomed:
+                self._tell(opened, None)
                 return
-        opened = self._open[trial.number] = _OpenTrial(trial, config, self._batch_key(config))
+        self._open[trial.number] = opened
         attempts: dict[int, int] = {}
         for result in ledger.trial_results(frozen):
             if result.state == "finished" or result.attempt >= self._plan.seed_retries:
@@ -266,9 +270,11 @@ class Executor:
         with ledger.together(self._study):
             trial = self._study.ask()
             self._tally.asked += 1
-            config = self._configure(trial)
-        if config is not None:
-            opened = self._open[trial.number] = _OpenTrial(trial, config, self._batch_key(config))
+            opened = self._configure(trial)
+        if opened.doomed:
+            self._tell(opened, None)
+        else:
+            self._open[trial.number] = opened
             self._queue(opened, self._plan.seeds)
         self._ask_seconds = (self._ask_seconds + time.perf_counter() - began) / 2
 
@@ -281,17 +287,16 @@ class Executor:
         if slow and self._to_ask and self._waiting.wants_more(self._is_open):
             self._ask()
 
-    def _configure(self, trial: optuna.Trial) -> dict[str, Any] | None:
-        """The trial's configuration, stored; None where the search space itself failed."""
+    def _configure(self, trial: optuna.Trial) -> _OpenTrial:
+        """The trial with its configuration, stored; doomed where the search space itself failed."""
         try:
             config = self._suggest(trial)
         except Exception as error:  # a user's callable may raise anything
             text = "".join(traceback.format_exception(error))
             logger.warning("trial %d: the search space failed: %s", trial.number, error)
-            self._tell(_OpenTrial(trial, {}, doomed=True, error=text), None)
-            return None
+            return _OpenTrial(trial, {}, doomed=True, error=text)
         ledger.record_config(trial, config)
-        return config
+        return _OpenTrial(trial, config, self._batch_key(config))
 
     def _queue(self, opened: _OpenTrial, seeds: Sequence[int]) -> None:
         number, slots = opened.trial.number, self._slots.total
@@ -386,22 +391,25 @@ class Executor:
         with ledger.together(self._study):
             if status == "finished":
                 for result in outcome:
-                    self._absorb(task, result)
+                    self._absorb(result)
             else:
                 error = outcome[1] if isinstance(outcome, tuple) else outcome
                 self._absorb_loss(task, error)
+        if status == "finished":
+            for result in outcome:
+                if result.state == "finished":
+                    path = checkpoint_path(task.checkpoint_dir, result.trial, result.seed)
+                    path.unlink(missing_ok=True)
         self._conclude(task)
 
-    def _absorb(self, task: SeedTask, result: SeedResult) -> None:
+    def _absorb(self, result: SeedResult) -> None:
         """Store one seed's result; try the seed again where it failed."""
         opened = self._open[result.trial]
         if result.state == "stopped":
             self._stopped_seconds += result.wall_seconds
             return
         ledger.record_result(opened.trial, result)
-        if result.state == "finished":
-            checkpoint_path(task.checkpoint_dir, result.trial, result.seed).unlink(missing_ok=True)
-        elif result.attempt < self._plan.seed_retries:
+        if result.state == "failed" and result.attempt < self._plan.seed_retries:
             logger.warning(
                 "trial %d, seed %d failed and is tried again (%d of %d): %s",
                 result.trial,
@@ -432,12 +440,13 @@ class Executor:
                 if isinstance(error, Exception)
                 else reason,
             )
-            self._absorb(task, result)
+            self._absorb(result)
 
     def _settle(self, opened: _OpenTrial, result: SeedResult) -> None:
         """The last word on a seed."""
         value = seed_value(result)
         opened.values[result.seed] = value
+        self._seeds_of_open += 1
         if value is None:
             opened.error = opened.error or result.traceback or result.error or ""
             opened.doomed = opened.doomed or self._plan.failed_seeds == "fail"
@@ -474,17 +483,14 @@ class Executor:
         self._tell(opened, trial_value(values, self._plan.aggregate, self._plan.failed_seeds))
 
     def _tell(self, opened: _OpenTrial, value: float | None) -> None:
-        if value is None:
-            self._study.tell(opened.trial, state=TrialState.FAIL)
-        else:
-            self._study.tell(opened.trial, value)
+        state = TrialState.FAIL if value is None else None
+        frozen = self._study.tell(opened.trial, value, state=state)
         self._tally.count_trial(value, here=True)
         if value is None:
             self._first_error = self._first_error or opened.error
-        if self._callbacks:
-            frozen = self._study.get_trials(deepcopy=False)[opened.trial.number]
-            for callback in self._callbacks:
-                callback(self._study, frozen)
+        self._seeds_of_open -= len(opened.values)
+        for callback in self._callbacks:
+            callback(self._study, frozen)
         self._show()
         failures = self._tally.failed_here
         if failures >= self._plan.max_failures and not self._tally.complete:
@@ -548,7 +554,7 @@ class Executor:
                 n_trials=self._plan.n_trials,
                 seeds_per_trial=len(self._plan.seeds),
                 running=len(self._open),
-                seeds_of_running=sum(len(opened.values) for opened in self._open.values()),
+                seeds_of_running=self._seeds_of_open,
                 busy=self._slots.busy,
                 slots=self._slots.total,
                 note=self._keeper.waiting_text() if self._keeper is not None else "",

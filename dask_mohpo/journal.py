@@ -7,7 +7,7 @@ waits for the disk, and gives the lock back. Asking for a trial writes a dozen t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from optuna.storages.journal import (
     JournalFileBackend,
     JournalFileSymlinkLock,
 )
+from optuna.trial import FrozenTrial, TrialState
 
 __all__ = ["GroupingJournalStorage"]
 
@@ -31,7 +32,32 @@ class GroupingJournalStorage(JournalStorage):
 
     def __init__(self, path: Path) -> None:
         self._grouping = _GroupingBackend(str(path))
+        self._never_waiting: dict[int, int] = {}
+        """Study → the number of the first trial that may wait; a trial never waits again."""
         super().__init__(self._grouping)
+
+    def get_all_trials(
+        self,
+        study_id: int,
+        deepcopy: bool = True,
+        states: Container[TrialState] | None = None,
+    ) -> list[FrozenTrial]:
+        """As its base; but each ask looks for waiting trials, and need not go through all."""
+        if states != (TrialState.WAITING,):
+            return super().get_all_trials(study_id, deepcopy, states)
+        waiting: list[FrozenTrial] = []
+        number = self._never_waiting.get(study_id, 0)
+        while True:
+            try:
+                trial_id = self.get_trial_id_from_study_id_trial_number(study_id, number)
+            except KeyError:
+                return waiting
+            trial = self.get_trial(trial_id)
+            if trial.state == TrialState.WAITING:
+                waiting.append(trial)
+            elif not waiting:
+                self._never_waiting[study_id] = number + 1
+            number += 1
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

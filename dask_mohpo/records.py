@@ -113,8 +113,9 @@ class SeedResult:
 
     def to_json(self) -> dict[str, Any]:
         """Only what `json.dumps` takes; the inverse of `from_json`."""
-        data = asdict(self)
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["front"] = None if self.front is None else self.front.tolist()
+        data["milestones"] = [asdict(milestone) for milestone in self.milestones]
         return data
 
     @classmethod

@@ -10,6 +10,7 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
 from dask_mohpo.journal import GroupingJournalStorage
 
@@ -155,3 +156,33 @@ def test_a_study_goes_on_after_another_process_wrote(path: Path) -> None:
 
     assert study.user_attrs == {"note": "from elsewhere"}
     assert [t.value for t in make_study(GroupingJournalStorage(path)).trials] == [None, 3.0]
+
+
+def test_waiting_trials_are_found_without_going_through_all(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = GroupingJournalStorage(path)
+    study = make_study(storage)
+    for number in range(10):
+        study.tell(ask(study, number), 0.0)
+    study.enqueue_trial({"x": 3.5})
+    looked_at: list[int] = []
+    get_trial = storage.get_trial
+
+    def noting(trial_id: int) -> optuna.trial.FrozenTrial:
+        looked_at.append(trial_id)
+        return get_trial(trial_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "get_trial", noting)
+        waiting = storage.get_all_trials(study._study_id, states=(TrialState.WAITING,))
+    assert [t.number for t in waiting] == [10]
+    assert looked_at == [9, 10]
+
+    enqueued = study.ask()
+    assert (enqueued.number, enqueued.suggest_float("x", 0.0, 10.0)) == (10, 3.5)
+    assert storage.get_all_trials(study._study_id, states=(TrialState.WAITING,)) == []
+    assert len(study.get_trials(states=(TrialState.COMPLETE,))) == 10
+    study.enqueue_trial({"x": 4.5})
+    study.enqueue_trial({"x": 5.5})
+    assert [study.ask().number for _ in range(3)] == [11, 12, 13]
