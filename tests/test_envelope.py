@@ -198,7 +198,8 @@ def test_bfloat16_trains_nearly_alike() -> None:
     for one in both:
         one.train(21)  # a single update
     exact, near = map(parameters, both)
-    assert not torch.equal(near, exact)
+    rounds = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert torch.equal(near, exact) != rounds
     torch.testing.assert_close(near, exact, rtol=0, atol=2.1 * 3e-4)
     for one in both:
         one.train(100)

@@ -126,7 +126,6 @@ class EnvelopeLearning:
                     self._device
                 )
             self.target.flat.lerp_(self.online.flat, self._share_on_device)
-        self._target_pass.round_weights()
 
     def update(self, homotopy: np.ndarray) -> None:
         """One step of Adam for every learner, on what `batch` and `weights` hold.
@@ -201,7 +200,6 @@ class EnvelopeLearning:
         if self._clips:
             clip_grad_norm(self.online, self._max_norms)
         self._adam.step()
-        self._pass.round_weights()
 
     def _best(self, next_q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Which next Q vector each (transition, weight) values most, (S, batch, num_sample_w).

@@ -20,6 +20,7 @@ __all__ = [
     "StackedAdam",
     "StackedLinear",
     "clip_grad_norm",
+    "half_products",
     "no_denormals",
     "relu_backward_",
 ]
@@ -124,8 +125,8 @@ class MLP:
     network : its layers and their gradients are used in place.
     num_rows : N.
     num_grad_rows : the first so many rows have a gradient.
-    half : the products between hidden layers in bfloat16, of which `round_weights` makes copies;
-        sums within a product, activations, gradients and parameters stay in float32.
+    half : the products between hidden layers round their factors to bfloat16 (on GPUs: to TF32)
+        and sum in float32; see `half_products`.
 
     Attributes
     ----------
@@ -137,38 +138,20 @@ class MLP:
     ) -> None:
         self.network = network
         self._grad_rows = num_grad_rows
+        self._half = half
         num, device = network.num_learners, network.flat.device
-
-        def empty(rows: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.empty(num, rows, width, dtype=dtype, device=device)
-
         widths = [n_out for _, n_out in network.shapes]
-        self.input = empty(num_rows, network.shapes[0][0])
-        self.output = empty(num_rows, widths[-1])
-        self._hidden = [empty(num_rows, width) for width in widths[:-1]]
-        self._deltas = [empty(num_grad_rows, width) for width in widths[:-1]]
-        inner = range(1, len(widths) - 1) if half else ()
-        self._halves = {
-            layer: _HalfLayer(network, layer, empty(num_rows, 0).shape, num_grad_rows)
-            for layer in inner
-        }
-        self.round_weights()
-
-    def round_weights(self) -> None:
-        """The parameters have changed."""
-        for half in self._halves.values():
-            half.round_weights()
+        self.input = torch.empty(num, num_rows, network.shapes[0][0], device=device)
+        self.output = torch.empty(num, num_rows, widths[-1], device=device)
+        self._hidden = [torch.empty(num, num_rows, w, device=device) for w in widths[:-1]]
+        self._deltas = [torch.empty(num, num_grad_rows, w, device=device) for w in widths[:-1]]
 
     def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
         """Outputs for `input`, or for other rows (S, N, ·)."""
         x = self.input if x is None else x
         for layer, hidden in enumerate(self._hidden):
-            half = self._halves.get(layer)
-            if half is None:
-                self.network(layer, x, out=hidden)
-            else:
-                half.forward(x, hidden)
-            x = torch.relu_(hidden)
+            with half_products(self._half and layer > 0):
+                x = torch.relu_(self.network(layer, x, out=hidden))
         return self.network(len(self._hidden), x, out=self.output)
 
     def backward(self, delta: torch.Tensor) -> None:
@@ -176,51 +159,14 @@ class MLP:
 
         The last `forward` must have been that of `input`.
         """
-        for layer in range(len(self._hidden), 0, -1):
-            x = self._hidden[layer - 1][:, : self._grad_rows]
-            half, into = self._halves.get(layer), self._deltas[layer - 1]
-            if half is None:
+        last = len(self._hidden)
+        for layer in range(last, 0, -1):
+            x, into = self._hidden[layer - 1][:, : self._grad_rows], self._deltas[layer - 1]
+            with half_products(self._half and layer < last):
                 self.network.set_grad(layer, x, delta)
                 self.network.input_grad(layer, delta, out=into)
-            else:
-                half.backward(delta, into)
             delta = relu_backward_(into, x)
         self.network.set_grad(0, self.input[:, : self._grad_rows], delta)
-
-
-class _HalfLayer:
-    """The products of one layer in bfloat16."""
-
-    def __init__(
-        self, network: StackedLinear, layer: int, shape: torch.Size, num_grad_rows: int
-    ) -> None:
-        self._weight, self._bias = network.layers[layer]
-        self._weight_grad, self._bias_grad = network.grads[layer]
-        num, rows, n_in, n_out = *shape[:2], *network.shapes[layer]
-
-        def empty(*sizes: int) -> torch.Tensor:
-            return torch.empty(*sizes, dtype=torch.bfloat16, device=network.flat.device)
-
-        self._w, self._b = empty(num, n_in, n_out), empty(num, 1, n_out)
-        self._x, self._y = empty(num, rows, n_in), empty(num, rows, n_out)
-        self._w_grad = empty(num, n_in, n_out)
-        self._delta = empty(num, num_grad_rows, n_out)
-        self._x_grad = empty(num, num_grad_rows, n_in)
-
-    def round_weights(self) -> None:
-        self._w.copy_(self._weight)
-        self._b.copy_(self._bias)
-
-    def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        self._x.copy_(x)
-        out.copy_(torch.baddbmm(self._b, self._x, self._w, out=self._y))
-
-    def backward(self, delta: torch.Tensor, out: torch.Tensor) -> None:
-        self._delta.copy_(delta)
-        x = self._x[:, : delta.shape[1]].transpose(1, 2)
-        self._weight_grad.copy_(torch.bmm(x, self._delta, out=self._w_grad))
-        torch.sum(delta, dim=1, keepdim=True, out=self._bias_grad)
-        out.copy_(torch.bmm(self._delta, self._w.transpose(1, 2), out=self._x_grad))
 
 
 class StackedAdam:
@@ -288,6 +234,24 @@ def clip_grad_norm(network: StackedLinear, max_norms: torch.Tensor) -> None:
     """Scale each learner's gradient to a norm of at most its own of `max_norms` (S, 1)."""
     norm = torch.linalg.vector_norm(network.grad, dim=1, keepdim=True)
     network.grad.mul_((max_norms / norm.add_(1e-6)).clamp_(max=1.0))
+
+
+@contextlib.contextmanager
+def half_products(enabled: bool = True) -> Iterator[None]:
+    """Products of float32 matrices round their factors, where the processor is faster so.
+
+    CPUs with bfloat16 use that, GPUs TF32; others go on in float32. It holds for the process: other
+    threads that multiply meanwhile round as well.
+    """
+    if not enabled:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager

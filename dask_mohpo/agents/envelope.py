@@ -94,8 +94,8 @@ class EnvelopeConfig(Config):
     homotopy_decay_steps: float | None = 0.5
     """Steps from the initial to the final λ; read like `epsilon_decay_steps`."""
     precision: str = "float32"
-    """Of the products between hidden layers in updates: float32 or bf16 (bfloat16, faster on CPUs
-    and GPUs that have it); parameters and sums are float32 all the same."""
+    """Of the products between hidden layers in updates: float32, or bf16, which rounds their
+    factors to bfloat16 on CPUs that are faster so and to TF32 on GPUs; all else is float32."""
 
     def __post_init__(self) -> None:
         for name in ("initial_epsilon", "final_epsilon", "per_alpha", "gamma"):
