@@ -163,17 +163,23 @@ def median_of(name: str, rounds: list[Settings]) -> str:
 
 def envelope_dst(rounds: int, steps: int | None) -> list[Figure]:
     base = {"env_id": DST, "config": ENVELOPE_DST, "warm_up": WARM_UP}
+    half = {**base, "config": {**ENVELOPE_DST, "precision": "bf16"}}
     one: list[Settings] = []
     eight: list[Settings] = []
+    eight_half: list[Settings] = []
     theirs: list[Settings] = []
     for seed in range(rounds):
         ours = {**base, "seed": seed, "steps": steps or 5000}
         one.append(measure("ours", "envelope", ours))
         theirs.append(measure("theirs", "envelope", {**base, "seed": seed, "steps": steps or 2000}))
-        eight.append(measure("ours", "envelope", {**ours, "steps": steps or 2000, "learners": 8}))
+        batch = {"seed": seed, "steps": steps or 2000, "learners": 8}
+        eight.append(measure("ours", "envelope", {**base, **batch}))
+        eight_half.append(measure("ours", "envelope", {**half, **batch}))
+    what = "8 learners in one batch, steps of all, against one of theirs"
     return [
         at_least("one learner", 2.5, one, theirs),
-        at_least("8 learners in one batch, steps of all, against one of theirs", 6, eight, theirs),
+        at_least(what, 6, eight, theirs),
+        at_least(f"{what}; `precision: bf16`", 6, eight_half, theirs),
     ]
 
 
@@ -182,16 +188,20 @@ def envelope_minecart(rounds: int, steps: int | None) -> list[Figure]:
     for num_w, bar, our_steps, their_steps in ((4, 2.5, 1500, 500), (10, 4.0, 1000, 200)):
         config = {**ENVELOPE_MINECART, "num_sample_w": num_w}
         base = {"env_id": MINECART, "config": config, "warm_up": WARM_UP}
+        half = {**config, "precision": "bf16"}
         ours: list[Settings] = []
+        ours_half: list[Settings] = []
         theirs: list[Settings] = []
         for seed in range(rounds):
-            ours.append(
-                measure("ours", "envelope", {**base, "seed": seed, "steps": steps or our_steps})
-            )
+            one = {**base, "seed": seed, "steps": steps or our_steps}
+            ours.append(measure("ours", "envelope", one))
+            ours_half.append(measure("ours", "envelope", {**one, "config": half}))
             theirs.append(
                 measure("theirs", "envelope", {**base, "seed": seed, "steps": steps or their_steps})
             )
-        figures.append(at_least(f"one learner, {num_w} weights", bar, ours, theirs))
+        what = f"one learner, {num_w} weights"
+        figures.append(at_least(what, bar, ours, theirs))
+        figures.append(at_least(f"{what}; `precision: bf16`", bar, ours_half, theirs))
     return figures
 
 
