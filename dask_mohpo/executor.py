@@ -267,9 +267,9 @@ class Executor:
     def _ask(self) -> None:
         self.open_at_ask.append(len(self._open))
         began = time.perf_counter()
+        trial = self._study.ask()
+        self._tally.asked += 1
         with ledger.together(self._study):
-            trial = self._study.ask()
-            self._tally.asked += 1
             opened = self._configure(trial)
         if opened.doomed:
             self._tell(opened, None)

@@ -63,7 +63,8 @@ class GroupingJournalStorage(JournalStorage):
     def together(self) -> Iterator[None]:
         """What is written in this block reaches the file at its end, in one piece.
 
-        Other processes can read meanwhile, but not write.
+        No trial may be created in it: other processes may write meanwhile, and the order of
+        trials in the file is what numbers them.
         """
         with self._grouping.together():
             yield
@@ -91,8 +92,9 @@ class _HeldLock(JournalFileSymlinkLock):
 class _GroupingBackend(BaseJournalBackend):
     """Holds back what is appended in a group, and shows it to readers in this process all the same.
 
-    Entries are numbered. In a group the file does not change, so what is held back has the numbers
-    that follow on the file's last one.
+    Entries are numbered. What is held back follows on the file's last entry. Where another process
+    appends to the file meanwhile, this process sees those entries after its own ones; in the file
+    they come before.
     """
 
     def __init__(self, path: str) -> None:
@@ -101,6 +103,10 @@ class _GroupingBackend(BaseJournalBackend):
         self._held: list[dict[str, Any]] | None = None
         self._first = -1
         """Number of the first entry that is held back, once a reader has found it out."""
+        self._late: list[dict[str, Any]] = []
+        """What others wrote during the last group."""
+        self._late_first = 0
+        """Number of the first of these, for this process."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         if self._held is None:
@@ -110,32 +116,46 @@ class _GroupingBackend(BaseJournalBackend):
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         if self._held is None:
-            yield from self._file.read_logs(log_number_from)
+            yield from self._read_file(log_number_from)
             return
         if self._first < 0:
-            entries = list(self._file.read_logs(log_number_from))
+            entries = list(self._read_file(log_number_from))
             self._first = log_number_from + len(entries)
             yield from entries
             log_number_from = self._first
         yield from self._held[log_number_from - self._first :]
+
+    def _read_file(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        skipped = log_number_from - self._late_first
+        if self._late and 0 <= skipped < len(self._late):
+            yield from self._late[skipped:]
+            log_number_from = self._late_first + len(self._late)
+        yield from self._file.read_logs(log_number_from)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         if self._held is not None:
             yield  # part of a group already
             return
-        self._lock.acquire()
         self._held, self._first = [], -1
         try:
             yield
         finally:
             held, self._held = self._held, None
-            try:
-                if held:
-                    self._file.append_logs(held)
-            finally:
-                self._lock.release()
-            if self._first >= 0:
-                # Let the file's reader learn where they lie: else it looks from the start.
-                for _ in self._file.read_logs(self._first):
-                    pass
+            if held:
+                self._write(held)
+
+    def _write(self, held: list[dict[str, Any]]) -> None:
+        if self._first < 0:  # nothing was read since
+            self._file.append_logs(held)
+            return
+        self._lock.acquire()
+        try:
+            late = list(self._file.read_logs(self._first))
+            self._file.append_logs(held)
+        finally:
+            self._lock.release()
+        self._late, self._late_first = late, self._first + len(held)
+        # Let the file's reader learn where these lie: else it looks from the start.
+        for _ in self._file.read_logs(self._first + len(late)):
+            pass

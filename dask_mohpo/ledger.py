@@ -281,7 +281,8 @@ def read_settings(study: optuna.Study) -> Settings:
 def together(study: optuna.Study) -> contextlib.AbstractContextManager[None]:
     """What is stored in this block reaches the disk at its end, in one piece where that is quicker.
 
-    So it does for a study that `open_study` or `load_study` opened with a journal.
+    So it does for a study that `open_study` or `load_study` opened with a journal. No trial may be
+    created in it.
     """
     storage = study._storage
     if isinstance(storage, GroupingJournalStorage):

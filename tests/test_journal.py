@@ -29,7 +29,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def ask(study: optuna.Study, value: float) -> optuna.Trial:
-    trial = study.ask()
+    return configure(study.ask(), value)
+
+
+def configure(trial: optuna.Trial, value: float) -> optuna.Trial:
     trial.suggest_float("x", value, value + 1)
     trial.set_user_attr("config", {"x": value})
     return trial
@@ -38,15 +41,16 @@ def ask(study: optuna.Study, value: float) -> optuna.Trial:
 def test_a_group_is_written_at_its_end_and_read_before(path: Path) -> None:
     storage = GroupingJournalStorage(path)
     study = make_study(storage)
+    trial = study.ask()
     before = len(lines(path))
 
     with storage.together():
-        trial = ask(study, 1.0)
+        configure(trial, 1.0)
         assert len(lines(path)) == before
         assert study.trials[0].params == trial.params
         assert study.trials[0].user_attrs == {"config": {"x": 1.0}}
 
-    assert len(lines(path)) == before + 3
+    assert len(lines(path)) == before + 2
     study.tell(trial, 5.0)
     other = make_study(JournalStorage(JournalFileBackend(str(path))))
     assert other.trials == study.trials
@@ -57,8 +61,9 @@ def test_many_groups_with_single_writes_between(path: Path) -> None:
     study = make_study(storage)
 
     for number in range(20):
+        trial = study.ask()
         with storage.together():
-            trial = ask(study, number)
+            configure(trial, number)
         if number % 3:
             trial.set_user_attr("seed", number)
         with storage.together(), storage.together():  # the inner one is part of the outer
@@ -93,11 +98,12 @@ def test_each_group_is_one_write_and_the_file_is_not_read_from_the_start(
     monkeypatch.setattr(JournalFileBackend, "read_logs", noting_read)
 
     for number in range(5):
+        trial = study.ask()
         with storage.together():
-            ask(study, number)
+            configure(trial, number)
         study.trials  # noqa: B018
 
-    assert appended == [3] * 5
+    assert appended == [1, 2] * 5
     assert all(known for _, known in read_from)
 
 
@@ -105,11 +111,13 @@ def test_what_came_before_an_error_is_written(path: Path) -> None:
     storage = GroupingJournalStorage(path)
     study = make_study(storage)
 
+    trial = study.ask()
     with pytest.raises(RuntimeError, match="in the group"), storage.together():
-        study.ask()
+        trial.set_user_attr("written", True)
         raise RuntimeError("in the group")
 
-    assert len(make_study(GroupingJournalStorage(path)).trials) == 1
+    [again] = make_study(GroupingJournalStorage(path)).trials
+    assert again.user_attrs == {"written": True}
     ask(study, 2.0)
     assert len(make_study(GroupingJournalStorage(path)).trials) == 2
 
@@ -126,36 +134,41 @@ def test_an_empty_group_writes_nothing(path: Path) -> None:
     assert not Path(f"{path}.lock").is_symlink()
 
 
-def test_others_read_but_do_not_write_during_a_group(path: Path) -> None:
+def test_another_process_writes_during_a_group(path: Path) -> None:
+    """It may add trials of its own; both see everything, whatever the order in the file."""
     study = make_study(ours := GroupingJournalStorage(path))
-    theirs = JournalStorage(JournalFileBackend(str(path)))
-    lock = Path(f"{path}.lock")
-
-    with ours.together():
-        ask(study, 0.0)
-        other = optuna.load_study(storage=theirs, study_name="s")
-        assert other.trials == []
-        assert lock.is_symlink()
-
-    assert not lock.is_symlink()
-    other.ask()
-    assert len(study.trials) == 2
-
-
-def test_a_study_goes_on_after_another_process_wrote(path: Path) -> None:
-    storage = GroupingJournalStorage(path)
-    study = make_study(storage)
-    with storage.together():
-        ask(study, 0.0)
     other = make_study(JournalStorage(JournalFileBackend(str(path))))
-    other.set_user_attr("note", "from elsewhere")
+    trial = study.ask()
 
-    with storage.together():
-        trial = ask(study, 1.0)
-        study.tell(trial, 3.0)
+    for number in range(3):
+        with ours.together():
+            trial.set_user_attr(f"a{number}", number)
+            assert not Path(f"{path}.lock").is_symlink()
+            theirs = other.ask()
+            theirs.set_user_attr("from", "elsewhere")
+            trial.set_user_attr(f"b{number}", number)
+        assert not Path(f"{path}.lock").is_symlink()
+        if number:
+            trial.set_user_attr(f"c{number}", number)
+    study.tell(trial, 1.0)
 
-    assert study.user_attrs == {"note": "from elsewhere"}
-    assert [t.value for t in make_study(GroupingJournalStorage(path)).trials] == [None, 3.0]
+    expected = {f"{c}{n}": n for c in "ab" for n in range(3)} | {"c1": 1, "c2": 2}
+    for each in (study, other, make_study(GroupingJournalStorage(path))):
+        assert [t.user_attrs for t in each.trials] == [expected] + [{"from": "elsewhere"}] * 3
+        assert [t.value for t in each.trials] == [1.0, None, None, None]
+
+
+def test_a_group_that_is_cut_off_by_death_leaves_no_lock(path: Path) -> None:
+    storage = GroupingJournalStorage(path)
+    trial = make_study(storage).ask()
+    group = storage.together()
+    group.__enter__()
+    trial.suggest_float("x", 0.0, 1.0)  # the process ends here
+
+    assert not Path(f"{path}.lock").is_symlink()
+    [again] = make_study(GroupingJournalStorage(path)).trials
+    assert again.params == {}
+    group.__exit__(None, None, None)
 
 
 def test_waiting_trials_are_found_without_going_through_all(
